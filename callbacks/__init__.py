@@ -1,0 +1,1 @@
+"""Thin adapters to trainers: hooks in, monitor calls out."""

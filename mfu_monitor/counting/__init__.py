@@ -1,0 +1,1 @@
+"""What one step ran: operators with their FLOPs, phase, module and precision."""

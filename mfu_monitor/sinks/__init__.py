@@ -1,0 +1,1 @@
+"""Where readings go: console, TensorBoard, JSONL, webhook."""

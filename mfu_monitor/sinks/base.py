@@ -1,0 +1,37 @@
+"""Where readings go: one small protocol, and the events that cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Event", "Sink"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing to tell: a reading, a counted record, a diagnosis, an alert or a text card.
+
+    ``kind`` is one of ``"reading"``, ``"record"``, ``"diagnosis"``, ``"alert"``, ``"card"``, ``"run"``.
+    """
+
+    kind: str
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Scalars by their public metric name (``"utilization/mfu"``), ready for a logger."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """Plain types for JSON: the record itself."""
+    text: str = ""
+    """Markdown for people (text cards, diagnoses, alerts)."""
+    title: str = ""
+
+
+class Sink(Protocol):
+    """Receives events; must not block training. An exception turns the sink off, with one warning."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+
+    def close(self) -> None:
+        """Flush and release; called once."""

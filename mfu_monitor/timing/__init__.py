@@ -1,0 +1,1 @@
+"""How long steps took and what they held: clocks, windows, tokens of a batch."""

@@ -1,0 +1,83 @@
+"""What a window of steps took and held: a frozen record between timing and utilization."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["StepWindow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindow:
+    """A whole number of training batches of this rank, with time, tokens and FLOPs of the same steps.
+
+    Seconds are of the device's clock where it has one, of the host otherwise. Sums over the window's steps; steps that
+    were left out (counted, compiling) contribute to nothing here but ``wall_s`` and ``excluded_steps``.
+    """
+
+    first_step: int
+    last_step: int
+    steps: int
+    """Training batches in the window, those left out not counted."""
+    elapsed_s: float
+    """Time of the steps with the wait for data, without validation, checkpoint saving and steps left out."""
+    wall_s: float
+    """All time since the previous window ended (for goodput)."""
+    host_elapsed_s: float | None = None
+    """The same as ``elapsed_s`` by the host's clock; differs where work is queued on a device."""
+    data_wait_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    other_s: float | None = None
+    """The rest of ``elapsed_s``: callbacks, logging, zeroing gradients."""
+    excluded_steps: int = 0
+    excluded_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds left out by reason: ``"validation"``, ``"checkpoint"``, ``"counted"``, ``"compile"``."""
+    tokens: int | None = None
+    """Tokens computed, padding included."""
+    tokens_not_padding: int | None = None
+    tokens_in_loss: int | None = None
+    samples: int | None = None
+    optimizer_steps: int | None = None
+    model_flops: int | None = None
+    """Sum over the window's steps on this rank; None while no step was counted."""
+    hardware_flops: int | None = None
+    recompute_flops: int | None = None
+    kernel_recompute_flops: int | None = None
+    optimizer_flops: int | None = None
+    other_flops: int | None = None
+    palm_model_flops: int | None = None
+    model_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
+    hardware_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
+    is_lower_bound: bool = False
+    is_sampled: bool = False
+    """True when counts of one signature differed, or a signature was not counted itself."""
+    flops_spread: float | None = None
+    """Relative spread (max - min) / mean of the counts of one signature; None or 0 where they agree."""
+    recompiles: int = 0
+    world_size: int = 1
+    world_model_flops: int | None = None
+    """Sum over ranks; equals ``model_flops`` in a world of one. None where the ranks were not gathered."""
+    world_hardware_flops: int | None = None
+    world_tokens: int | None = None
+    world_samples: int | None = None
+    world_peak_flops_per_s: float | None = None
+    """Sum of the ranks' own peaks at their active precision; None where unknown or not gathered."""
+    slowest_rank: int | None = None
+    rank_spread: float | None = None
+    """(slowest - fastest) / mean of the ranks' busy seconds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StepWindow:
+        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
