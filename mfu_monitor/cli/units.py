@@ -1,0 +1,84 @@
+"""Quantities as people write them: ``70B`` parameters, ``15T`` tokens, ``989T`` FLOP/s, ``3k`` tokens a second."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+import typer
+
+from mfu_monitor.errors import ConfigurationError
+
+__all__ = ["SUFFIXES", "format_quantity", "parse_quantity", "quantity_parser"]
+
+SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+"""SI prefixes (BIPM, "The International System of Units", 9th edition, table 7), and B for billion as in "7B model"."""
+
+_NUMBER = re.compile(r"(?P<digits>(?:\d[\d_]*)?\.?\d+|\d[\d_]*\.?)(?P<exponent>[eE][+-]?\d+)?\s*(?P<suffix>[a-zA-Z]?)")
+_GROUPED_BY_COMMAS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+# Lower case is read as well ("7b", "15t"), but not "e", which belongs to exponents: 1e3.
+_FACTORS = {**SUFFIXES, **{suffix.lower(): factor for suffix, factor in SUFFIXES.items() if suffix != "E"}, "K": 1e3}
+
+
+def parse_quantity(text: str, *, name: str) -> float:
+    """A positive number with an optional suffix k, M, G, B, T, P or E.
+
+    Args:
+        text: such as ``"70B"``, ``"15T"``, ``"3k"``, ``"1.5e15"``, ``"16,777,216"``.
+        name: the option it came from, for the message: ``"--tokens"``.
+
+    Raises:
+        ConfigurationError: not a number, an unknown suffix, not finite, or not above zero.
+
+    Example:
+        >>> parse_quantity("70B", name="--parameters")
+        70000000000.0
+    """
+    match = _NUMBER.fullmatch(_without_group_commas(str(text).strip()))
+    factor = _FACTORS.get(match["suffix"], None if match["suffix"] else 1.0) if match else None
+    if match is None or factor is None:
+        raise ConfigurationError(_message(name, text))
+    # Multiplied as decimals, so that "0.29k" is 290 and not 289.99999999999994.
+    value = float(Decimal(f"{match['digits'].replace('_', '')}{match['exponent'] or ''}") * Decimal(factor))
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigurationError(_message(name, text))
+    return value
+
+
+def quantity_parser(name: str) -> Callable[[str], float]:
+    """A ``parser=`` for ``typer.Option`` and ``typer.Argument`` that reads quantities; ``name`` as in the message.
+
+    Example:
+        >>> tokens: Annotated[float, typer.Option("--tokens", parser=quantity_parser("--tokens"), metavar="N")]
+    """
+
+    def parse(text: str) -> float:
+        try:
+            return parse_quantity(text, name=name)
+        except ConfigurationError as error:
+            # click replaces the words of a ValueError by its own; a BadParameter keeps them.
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+def format_quantity(value: float, *, digits: int = 3) -> str:
+    """A number with the suffix people write: 989.4e12 -> ``"989T"``; ``parse_quantity`` reads it back."""
+    rounded = float(f"{value:.{digits}g}")  # first, so that 999,999 becomes 1M and not 1000k
+    for suffix in ("E", "P", "T", "B", "M", "k"):
+        if abs(rounded) >= SUFFIXES[suffix]:
+            return f"{rounded / SUFFIXES[suffix]:.{digits}g}{suffix}"
+    return f"{rounded:.{digits}g}"
+
+
+def _without_group_commas(text: str) -> str:
+    return text.replace(",", "") if _GROUPED_BY_COMMAS.fullmatch(text) else text
+
+
+def _message(name: str, text: str) -> str:
+    return (
+        f"{name} is {text!r}; expected a number above zero with an optional suffix "
+        f"{', '.join(SUFFIXES)}, such as 70B, 15T, 3k, 989T or 1.5e15"
+    )
