@@ -70,6 +70,22 @@ class StepWindow:
     slowest_rank: int | None = None
     rank_spread: float | None = None
     """(slowest - fastest) / mean of the ranks' busy seconds."""
+    gc_pause_s: float | None = None
+    """Seconds that Python's garbage collector held the training process; part of the other times."""
+    h2d_copy_s: float | None = None
+    """Seconds of moving batches to the device; part of ``data_wait_s`` or ``other_s``, by where the loop does it."""
+    between_s: float | None = None
+    """Seconds of callbacks and logging between steps; part of ``other_s``."""
+    cpu_wait_s: float | None = None
+    """Seconds that the busiest waiting thread of this process was ready to run and had no CPU; part of the others."""
+    allocation_retries: int | None = None
+    """Times that the CUDA allocator freed its cache and tried again; each waits for the device."""
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    """What the driver says holds the clock down, ``()`` if nothing, None if nobody was asked."""
+    padding_share: float | None = None
+    """Share of ``tokens`` that are padding, where the mask is known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
@@ -80,4 +96,7 @@ class StepWindow:
     def from_dict(cls, values: Mapping[str, Any]) -> StepWindow:
         """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
+        known = {name: value for name, value in values.items() if name in names}
+        if known.get("throttle_reasons") is not None:
+            known["throttle_reasons"] = tuple(known["throttle_reasons"])  # JSON has lists only
+        return cls(**known)
