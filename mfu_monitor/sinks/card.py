@@ -1,0 +1,149 @@
+"""The text card: what a step ran, against which peak, and what was left uncounted. Pure: records in, markdown out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mfu_monitor.counting.records import FlopTotals, StepRecord
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.utilization import UtilizationReading
+
+__all__ = ["text_card"]
+
+_CONVENTIONS = {
+    "exact": "exact: a multiply-add is 2 FLOPs, masked attention counts its attended pairs; model FLOPs hold no rerun",
+    "palm": "palm: a multiply-add is 2 FLOPs, attention counts its full square; model FLOPs hold no rerun",
+}
+
+
+def text_card(
+    record: StepRecord,
+    *,
+    reading: UtilizationReading | None = None,
+    peak: DevicePeak | None = None,
+    top_modules: int = 10,
+) -> str:
+    """Markdown for people: everything one needs to judge the figures of a run.
+
+    Args:
+        record: what one counted step ran on this rank.
+        reading: the latest reading, for its figures, convention and precision; None at the start of training.
+        peak: the device's peak; None where it is unknown, which the card then says.
+        top_modules: how many modules to list, by their own hardware FLOPs.
+
+    Returns:
+        Headings, a list and tables in the markdown that TensorBoard shows.
+    """
+    sections = [
+        *_figures(reading),
+        *_device(record, reading, peak),
+        *_by_precision(record),
+        *_by_phase(record),
+        *_by_module(record, top_modules),
+        *_coverage(record),
+    ]
+    return "\n".join(sections)
+
+
+def _figures(reading: UtilizationReading | None) -> list[str]:
+    if reading is None:
+        return []
+    rows = [
+        ("MFU", _number(reading.mfu)),
+        ("HFU", _number(reading.hfu)),
+        ("tokens/s", _number(reading.tokens_per_s)),
+        ("steps of the window", f"{reading.first_step}-{reading.last_step}"),
+        ("exactness", reading.exactness.replace("_", " ")),
+    ]
+    lines = [f"- {name}: **{value}**" for name, value in rows]
+    reason = [f"- no MFU: {reading.reason}"] if reading.mfu is None and reading.reason else []
+    return ["### Last window", "", *lines, *reason, ""]
+
+
+def _device(record: StepRecord, reading: UtilizationReading | None, peak: DevicePeak | None) -> list[str]:
+    convention = reading.convention if reading else "exact"
+    precision = reading.precision if reading else _main_precision(record)
+    return [
+        "### Device and peak",
+        "",
+        f"- device: {peak.device_name if peak else (reading.device_name if reading else '') or 'unknown'}",
+        f"- precision: {precision or 'unknown'}, the one that carries the most model FLOPs",
+        f"- peak: {_peak(peak, precision)}",
+        f"- convention: {_CONVENTIONS.get(convention, convention)}",
+        "",
+    ]
+
+
+def _main_precision(record: StepRecord) -> str | None:
+    by_dtype = record.by_dtype()
+    return max(by_dtype, key=lambda name: by_dtype[name].model_flops, default=None)
+
+
+def _peak(peak: DevicePeak | None, precision: str | None) -> str:
+    if peak is None:
+        return 'unknown, so no MFU; give one in FLOP/s with peak=..., or measure it with peak="measure"'
+    density = "dense" if peak.is_dense else "SPARSE, which no dense product can reach"
+    flops_per_s = peak.flops_per_s_by_precision.get(precision) if precision else None
+    if flops_per_s is None:
+        return f"none at {precision or 'this precision'} (source: {peak.source or 'unknown'}, {density})"
+    return f"{flops_per_s / 1e12:,.4g} TFLOP/s {density} at {precision}, source: {peak.source or 'unknown'}"
+
+
+def _by_precision(record: StepRecord) -> list[str]:
+    return _section("FLOPs per step by precision", "precision", record.by_dtype().items(), record.totals)
+
+
+def _by_phase(record: StepRecord) -> list[str]:
+    named = [(name, part) for name, part in record.by_phase().items() if part.hardware_flops]
+    return _section("FLOPs per step by phase", "phase", [*named, ("all", record.totals)], record.totals)
+
+
+def _by_module(record: StepRecord, top_modules: int) -> list[str]:
+    own = [(name or "(outside any module)", part) for name, part in record.by_module(inclusive=False).items()]
+    own = [(name, part) for name, part in own if part.hardware_flops]
+    own.sort(key=lambda item: item[1].hardware_flops, reverse=True)
+    title = f"Top modules ({min(top_modules, len(own))} of {len(own)})"
+    return _section(title, "module", own[:top_modules], record.totals)
+
+
+def _section(title: str, key: str, rows: Iterable[tuple[str, FlopTotals]], total: FlopTotals) -> list[str]:
+    table = [
+        [name, f"{part.model_flops:,}", f"{part.hardware_flops:,}", _share(part.hardware_flops, total.hardware_flops)]
+        for name, part in rows
+    ]
+    head = [key, "model FLOPs", "hardware FLOPs", "share of hardware"]
+    return [f"### {title}", "", *_table(head, table), ""]
+
+
+def _coverage(record: StepRecord) -> list[str]:
+    ops = [
+        f"- `{op.op}` in {op.module_fqn or '(outside any module)'}, {op.phase.value}, {op.calls} calls"
+        for op in record.unsupported_ops
+    ]
+    parameters = [
+        f"- parameter `{p.name}` ({p.numel:,} numbers, {p.share_of_parameters:.3g} of all) got a gradient, and no "
+        "operator that touched it was seen"
+        for p in record.uncovered_parameters
+    ]
+    notes = [f"- {note}" for note in record.notes]
+    verdict = (
+        "The counts are **lower bounds**: the work below ran and could not be counted."
+        if record.is_lower_bound
+        else "Nothing was left uncounted: every operator on floating tensors was counted, or counts 0 by convention."
+    )
+    return ["### Coverage", "", verdict, "", *ops, *parameters, *notes]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    divider = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, divider, *rows)]
+
+
+def _share(part: int, total: int) -> str:
+    return f"{part / total:.3f}" if total else "unknown"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.4f}" if value < 10 else f"{value:,.0f}"

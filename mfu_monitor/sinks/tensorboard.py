@@ -1,0 +1,67 @@
+"""TensorBoard: scalars, one chart with MFU and HFU together, and text cards."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mfu_monitor.sinks.base import Event
+
+__all__ = ["CUSTOM_SCALARS_LAYOUT", "TensorBoardSink"]
+
+
+def _multiline(*tags: str) -> list[Any]:
+    # The custom-scalars plugin takes regular expressions: an exact tag needs escaping and an end anchor, or
+    # "utilization/mfu" would draw "utilization/mfu_weighted" too.
+    return ["Multiline", [f"{re.escape(tag)}$" for tag in tags]]
+
+
+CUSTOM_SCALARS_LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "Hardware utilization": {
+        "MFU and HFU (fraction of the dense peak)": _multiline("utilization/mfu", "utilization/hfu"),
+        "Step time and its parts (s)": _multiline(
+            "step_time/total_s",
+            "step_time/data_wait_s",
+            "step_time/forward_s",
+            "step_time/backward_s",
+            "step_time/optimizer_s",
+            "step_time/other_s",
+        ),
+        "FLOPs per step": _multiline("flops_per_step/model", "flops_per_step/hardware", "flops_per_step/recompute"),
+    }
+}
+"""For ``SummaryWriter.add_custom_scalars``: one category with three charts in the CUSTOM SCALARS tab."""
+
+
+class TensorBoardSink:
+    """Writes events to a ``torch.utils.tensorboard.SummaryWriter``, which stays the caller's to close.
+
+    Args:
+        experiment: the writer; a Lightning ``TensorBoardLogger`` has it as ``.experiment``.
+        scalars: write the metrics too. False where another path (Lightning's loggers) writes them already.
+        layout: write the custom-scalars layout with the first event. TensorBoard uses one layout a run: False keeps
+            a layout of your own.
+
+    Example:
+        >>> monitor = mm.Monitor(model, sinks=[TensorBoardSink(SummaryWriter("runs/a"))])
+    """
+
+    def __init__(self, experiment: Any, *, scalars: bool = True, layout: bool = True) -> None:
+        self._experiment = experiment
+        self._scalars = scalars
+        self._layout_due = layout
+
+    def emit(self, event: Event) -> None:
+        """Write the event's scalars and text at the event's own step."""
+        if self._layout_due:
+            self._layout_due = False
+            self._experiment.add_custom_scalars(CUSTOM_SCALARS_LAYOUT)
+        if self._scalars:
+            for name, value in event.metrics.items():
+                self._experiment.add_scalar(name, value, event.step)
+        if event.text:
+            self._experiment.add_text(f"mfu_monitor/{event.title or event.kind}", event.text, event.step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._experiment.flush()
