@@ -1,0 +1,221 @@
+"""The waterfall adds up to the measured MFU, and an injected cause moves its own step by its own amount."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.waterfall import STEP_LABELS, Waterfall, waterfall
+
+# Ridge 100 FLOP/byte in bf16, 10 in fp32; 1e9 bytes take 1 ms.
+PEAK = DevicePeak(device_name="toy", flops_per_s_by_precision={"bf16": 100e12, "fp32": 10e12}, bytes_per_s=1e12)
+MS_OF_BF16 = 100 * 10**9  # FLOPs in one millisecond
+MS_OF_BYTES = 10**9
+
+
+def op(phase: Phase = Phase.FORWARD, precision: str | None = "bf16", **totals: int) -> OpRecord:
+    name = "aten::mm" if precision else "aten::add"
+    return OpRecord(op=name, phase=phase, precision=precision, totals=FlopTotals(**totals))
+
+
+BASE = op(model_flops=4 * MS_OF_BF16, bytes_accessed=MS_OF_BYTES)  # 4 ms at peak, above the ridge
+
+
+def window(milliseconds: float, steps: int = 1, **values: float) -> StepWindow:
+    seconds = milliseconds * steps / 1e3
+    return StepWindow(first_step=1, last_step=steps, steps=steps, elapsed_s=seconds, wall_s=seconds, **values)  # type: ignore[arg-type]
+
+
+def milliseconds(result: Waterfall) -> dict[str, float]:
+    return {step.name: round(step.seconds * 1e3, 9) for step in result.steps if abs(step.seconds) > 1e-12}
+
+
+def test_an_ideal_step_has_nothing_to_explain() -> None:
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, window(4))
+    assert milliseconds(result) == {}
+    assert result.mfu == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("injected", "name", "cost_ms"),
+    [
+        # 1 ms of FLOPs on 3 ms of bytes: 2 ms below the ridge (its own 1 ms is model work at peak)
+        (op(model_flops=MS_OF_BF16, bytes_accessed=3 * MS_OF_BYTES), "products_below_ridge", 2.0),
+        (op(precision=None, bytes_accessed=5 * MS_OF_BYTES), "memory_bound_operators", 5.0),
+        # 1 ms of FLOPs in bf16 takes 10 ms in fp32
+        (op(precision="fp32", model_flops=MS_OF_BF16), "other_precision", 9.0),
+        (op(Phase.RECOMPUTE, recompute_flops=2 * MS_OF_BF16, bytes_accessed=MS_OF_BYTES), "recompute", 2.0),
+        (op(Phase.RECOMPUTE, None, bytes_accessed=7 * MS_OF_BYTES), "recompute", 7.0),
+        (op(Phase.BACKWARD, kernel_recompute_flops=3 * MS_OF_BF16), "kernel_recompute", 3.0),
+        (op(Phase.OPTIMIZER, None, bytes_accessed=6 * MS_OF_BYTES), "optimizer_and_other", 6.0),
+        (op(Phase.OPTIMIZER, optimizer_flops=2 * MS_OF_BF16), "optimizer_and_other", 2.0),
+        (op(Phase.OTHER, other_flops=8 * MS_OF_BF16), "optimizer_and_other", 8.0),
+        (op(other_flops=5 * MS_OF_BF16), "optimizer_and_other", 5.0),  # masked-out products of a dense kernel
+    ],
+)
+def test_an_injected_cause_grows_its_own_step_and_no_other(injected: OpRecord, name: str, cost_ms: float) -> None:
+    before = waterfall(StepRecord(ops=(BASE,)), PEAK, window(50))
+    after = waterfall(StepRecord(ops=(BASE, injected)), PEAK, window(50 + cost_ms))
+    changed = {**milliseconds(after)}
+    own_ms = injected.totals.model_flops / MS_OF_BF16  # what is model work moves from the remainder to the MFU
+    assert changed.pop("remainder") == pytest.approx(milliseconds(before)["remainder"] - own_ms)
+    assert changed == {name: pytest.approx(cost_ms)}
+    step = after.step(name)
+    assert step is not None
+    assert step.origin == "modelled"
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [("data_wait_s", "data_wait"), ("between", "between_steps"), ("copies", "host_to_device")]
+)
+def test_an_injected_wait_grows_its_own_step_by_exactly_that_time(field: str, name: str) -> None:
+    # ten steps of 10 ms, then 3 ms more a step in one place
+    waits = {"data_wait_s": 0.0, field: 0.030}
+    result = waterfall(
+        StepRecord(ops=(BASE,)),
+        PEAK,
+        window(13, steps=10, data_wait_s=waits["data_wait_s"]),
+        between_steps_s=waits.get("between"),
+        host_to_device_s=waits.get("copies"),
+    )
+    assert milliseconds(result) == {name: pytest.approx(3.0), "remainder": pytest.approx(6.0)}
+    step = result.step(name)
+    assert step is not None
+    assert step.origin == "measured"
+    assert step.share == pytest.approx(3 / 13)
+
+
+def test_the_rest_of_a_step_counts_as_between_steps_only_where_phases_were_measured() -> None:
+    record = StepRecord(ops=(BASE,))
+    with_phases = window(10, forward_s=2e-3, backward_s=4e-3, optimizer_s=1e-3, other_s=3e-3)
+    assert milliseconds(waterfall(record, PEAK, with_phases))["between_steps"] == pytest.approx(3.0)
+    assert waterfall(record, PEAK, window(10, other_s=10e-3)).step("between_steps") is None
+
+
+def test_steps_come_in_the_order_of_the_chart() -> None:
+    full = window(10, data_wait_s=1e-3)
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, full, host_to_device_s=1e-3, between_steps_s=1e-3)
+    assert [step.name for step in result.steps] == list(STEP_LABELS)
+    assert all(step.label and step.origin in ("modelled", "measured") for step in result.steps)
+
+
+_FLOPS = st.integers(0, 10**13)
+_OPS = st.builds(
+    OpRecord,
+    op=st.just("aten::mm"),
+    phase=st.sampled_from(Phase),
+    precision=st.sampled_from(["bf16", "fp32", "fp64", None]),
+    totals=st.builds(
+        FlopTotals,
+        model_flops=_FLOPS,
+        recompute_flops=_FLOPS,
+        kernel_recompute_flops=_FLOPS,
+        optimizer_flops=_FLOPS,
+        other_flops=_FLOPS,
+        bytes_accessed=st.integers(0, 10**11),
+    ),
+)
+
+
+@given(
+    ops=st.lists(_OPS, max_size=6),
+    elapsed_s=st.floats(1e-6, 1e3),
+    steps=st.integers(1, 100),
+    data_wait_s=st.none() | st.floats(0, 10),
+    model_flops=st.none() | st.integers(1, 10**14),
+    bandwidth=st.none() | st.floats(1e9, 1e13),
+)
+def test_the_steps_add_up_to_the_measured_mfu_on_every_record(
+    ops: list[OpRecord],
+    elapsed_s: float,
+    steps: int,
+    data_wait_s: float | None,
+    model_flops: int | None,
+    bandwidth: float | None,
+) -> None:
+    record = StepRecord(ops=(BASE, *ops))
+    timed = StepWindow(
+        first_step=0, last_step=steps, steps=steps, elapsed_s=elapsed_s, wall_s=elapsed_s, data_wait_s=data_wait_s,
+        model_flops=model_flops,
+    )  # fmt: skip
+    result = waterfall(record, dataclasses.replace(PEAK, bytes_per_s=bandwidth), timed)
+    if result.mfu is None:
+        assert result.reason is not None
+        return
+    assert result.step_time_s is not None
+    total = result.mfu + sum(step.share for step in result.steps)
+    scale = max(1.0, *(abs(step.share) for step in result.steps), result.mfu)
+    assert abs(total - 1) <= 1e-9 * scale
+    for step in result.steps:
+        assert step.seconds >= 0 or step.note or abs(step.share) <= 1e-9  # never negative in silence
+    assert sum(v for k, v in result.metrics().items()) == pytest.approx(total)
+
+
+def test_the_bottom_is_the_mfu_of_the_window_where_its_steps_differ_from_the_counted_one() -> None:
+    # two steps in 20 ms that hold three times the counted step's FLOPs together
+    timed = window(10, steps=2, model_flops=12 * MS_OF_BF16)
+    result = waterfall(StepRecord(ops=(BASE, op(precision=None, bytes_accessed=MS_OF_BYTES))), PEAK, timed)
+    assert result.mfu == pytest.approx(12e-3 / 20e-3)
+    assert milliseconds(result)["memory_bound_operators"] == pytest.approx(1.5)
+    assert any("hold 1.5 times the counted step's FLOPs" in note for note in result.notes)
+
+
+def test_an_ideal_slower_than_the_measured_step_is_said_and_not_hidden() -> None:
+    record = StepRecord(ops=(BASE, op(precision=None, bytes_accessed=6 * MS_OF_BYTES)))
+    remainder = waterfall(record, PEAK, window(8)).step("remainder")
+    assert remainder is not None
+    assert remainder.share == pytest.approx(-2 / 8)
+    assert "1.25 times the measured time" in remainder.note
+    assert "caches" in remainder.note
+
+
+def test_a_faster_precision_is_a_gain_that_says_so() -> None:
+    record = StepRecord(ops=(op(precision="fp32", model_flops=10 * MS_OF_BF16), op(model_flops=5 * MS_OF_BF16)))
+    step = waterfall(record, PEAK, window(200)).step("other_precision")
+    assert step is not None
+    assert step.seconds == pytest.approx(5e-3 - 50e-3)
+    assert "gain" in step.note
+
+
+def test_without_bandwidth_memory_steps_are_left_out_and_named() -> None:
+    peak = DevicePeak(device_name="toy", flops_per_s_by_precision={"bf16": 100e12})
+    result = waterfall(StepRecord(ops=(BASE,)), peak, window(10))
+    assert result.step("products_below_ridge") is None
+    assert result.step("memory_bound_operators") is None
+    assert result.mfu == pytest.approx(0.4)
+    assert any("bandwidth is unknown" in note for note in result.notes)
+
+
+def test_products_of_an_unknown_peak_and_uncounted_work_are_named_in_the_notes() -> None:
+    record = StepRecord(
+        ops=(BASE, op(precision="fp64", model_flops=1)), unsupported_ops=(UnsupportedOp(op="mylib::kernel"),)
+    )
+    notes = " ".join(waterfall(record, PEAK, window(10)).notes)
+    assert "no peak is known for fp64" in notes
+    assert "could not be counted" in notes
+
+
+@pytest.mark.parametrize(
+    ("record", "peak", "timed", "words"),
+    [
+        (StepRecord(ops=(BASE,)), None, window(1), "peak of this device is unknown"),
+        (StepRecord(), PEAK, window(1), "no model FLOPs were counted"),
+        (StepRecord(ops=(BASE,)), PEAK, window(0), "no time was measured"),
+        (StepRecord(ops=(BASE,)), PEAK, dataclasses.replace(window(1), steps=0), "0 steps"),
+        (StepRecord(ops=(op(precision="fp8", model_flops=1),)), PEAK, window(1), "fp8"),
+    ],
+)
+def test_without_an_mfu_there_is_a_reason_and_no_metric(
+    record: StepRecord, peak: DevicePeak | None, timed: StepWindow, words: str
+) -> None:
+    result = waterfall(record, peak, timed)
+    assert result.steps == ()
+    assert result.mfu is None
+    assert result.metrics() == {}
+    assert words in (result.reason or "")
