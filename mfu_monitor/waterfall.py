@@ -105,9 +105,6 @@ def waterfall(
     record: StepRecord,
     peak: DevicePeak | None,
     window: StepWindow,
-    *,
-    host_to_device_s: float | None = None,
-    between_steps_s: float | None = None,
 ) -> Waterfall:
     """From 100% of peak to the measured MFU of one window.
 
@@ -115,10 +112,8 @@ def waterfall(
         record: the counted step that stands for the window's steps. Where the window's mean model FLOPs differ (several
             shapes of batch), the modelled seconds are scaled by their ratio, with a note.
         peak: dense peaks of this rank's device.
-        window: the measured seconds, sums over ``window.steps``.
-        host_to_device_s: seconds of the window spent copying batches to the device; by default the window's own figure.
-        between_steps_s: seconds of the window between two steps without the data wait (callbacks, logging); by default
-            the window's own figure, ``other_s``, where the phases were measured.
+        window: the measured seconds, sums over ``window.steps``. "Between steps" is its ``between_s``; where nobody
+            announced that, ``other_s`` without the copies, if forward and backward were measured.
 
     Returns:
         The steps; where MFU itself is unknown, no steps and the ``reason``.
@@ -135,10 +130,9 @@ def waterfall(
     scale = _scale(record, window)
     model_s, step_s = record.model_flops * scale / rate, window.elapsed_s / window.steps
     modelled = _modelled_seconds(record.ops, peak, rate)
-    measured = _measured_seconds(window, host_to_device_s, between_steps_s)
     steps = [
         *_steps(_known_parts(modelled, roofline), step_s, "modelled", scale),
-        *_steps(measured, step_s, "measured", 1 / window.steps),
+        *_steps(_measured_seconds(window), step_s, "measured", 1 / window.steps),
     ]
     steps.append(_remainder(steps, model_s, step_s))
     return Waterfall(
@@ -152,6 +146,8 @@ def waterfall(
 
 
 def _why_no_mfu(roofline: StepRoofline, peak: DevicePeak | None, window: StepWindow) -> str | None:
+    if window.invalid_reason is not None:
+        return window.invalid_reason
     if window.steps <= 0 or not math.isfinite(window.elapsed_s) or window.elapsed_s <= 0:
         return f"the window holds {window.steps} steps in {window.elapsed_s} s: no time was measured"
     if roofline.peak_flops_per_s is None:
@@ -205,15 +201,12 @@ def _known_parts(modelled: _Seconds, roofline: StepRoofline) -> dict[str, float]
     return {name: math.fsum(parts) for name, parts in modelled.parts.items() if name not in without}
 
 
-def _measured_seconds(
-    window: StepWindow, host_to_device_s: float | None, between_steps_s: float | None
-) -> dict[str, float]:
+def _measured_seconds(window: StepWindow) -> dict[str, float]:
+    between_s = window.between_s
     phases_known = window.forward_s is not None and window.backward_s is not None
-    if between_steps_s is None and phases_known:
-        between_steps_s = window.other_s
-    if host_to_device_s is None:
-        host_to_device_s = getattr(window, "host_to_device_s", None)
-    values = {"data_wait": window.data_wait_s, "host_to_device": host_to_device_s, "between_steps": between_steps_s}
+    if between_s is None and phases_known and window.other_s is not None:
+        between_s = max(0.0, window.other_s - (window.h2d_copy_s or 0.0))
+    values = {"data_wait": window.data_wait_s, "host_to_device": window.h2d_copy_s, "between_steps": between_s}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -72,18 +72,12 @@ def test_an_injected_cause_grows_its_own_step_and_no_other(injected: OpRecord, n
 
 
 @pytest.mark.parametrize(
-    ("field", "name"), [("data_wait_s", "data_wait"), ("between", "between_steps"), ("copies", "host_to_device")]
+    ("field", "name"),
+    [("data_wait_s", "data_wait"), ("h2d_copy_s", "host_to_device"), ("between_s", "between_steps")],
 )
 def test_an_injected_wait_grows_its_own_step_by_exactly_that_time(field: str, name: str) -> None:
     # ten steps of 10 ms, then 3 ms more a step in one place
-    waits = {"data_wait_s": 0.0, field: 0.030}
-    result = waterfall(
-        StepRecord(ops=(BASE,)),
-        PEAK,
-        window(13, steps=10, data_wait_s=waits["data_wait_s"]),
-        between_steps_s=waits.get("between"),
-        host_to_device_s=waits.get("copies"),
-    )
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, window(13, steps=10, **{field: 0.030}))
     assert milliseconds(result) == {name: pytest.approx(3.0), "remainder": pytest.approx(6.0)}
     step = result.step(name)
     assert step is not None
@@ -95,12 +89,14 @@ def test_the_rest_of_a_step_counts_as_between_steps_only_where_phases_were_measu
     record = StepRecord(ops=(BASE,))
     with_phases = window(10, forward_s=2e-3, backward_s=4e-3, optimizer_s=1e-3, other_s=3e-3)
     assert milliseconds(waterfall(record, PEAK, with_phases))["between_steps"] == pytest.approx(3.0)
+    with_copies = dataclasses.replace(with_phases, h2d_copy_s=1e-3)
+    assert milliseconds(waterfall(record, PEAK, with_copies))["between_steps"] == pytest.approx(2.0)
     assert waterfall(record, PEAK, window(10, other_s=10e-3)).step("between_steps") is None
 
 
 def test_steps_come_in_the_order_of_the_chart() -> None:
-    full = window(10, data_wait_s=1e-3)
-    result = waterfall(StepRecord(ops=(BASE,)), PEAK, full, host_to_device_s=1e-3, between_steps_s=1e-3)
+    full = window(10, data_wait_s=1e-3, h2d_copy_s=1e-3, between_s=1e-3)
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, full)
     assert [step.name for step in result.steps] == list(STEP_LABELS)
     assert all(step.label and step.origin in ("modelled", "measured") for step in result.steps)
 
@@ -207,6 +203,7 @@ def test_products_of_an_unknown_peak_and_uncounted_work_are_named_in_the_notes()
         (StepRecord(ops=(BASE,)), None, window(1), "peak of this device is unknown"),
         (StepRecord(), PEAK, window(1), "no model FLOPs were counted"),
         (StepRecord(ops=(BASE,)), PEAK, window(0), "no time was measured"),
+        (StepRecord(ops=(BASE,)), PEAK, dataclasses.replace(window(1), invalid_reason="clock went back"), "clock"),
         (StepRecord(ops=(BASE,)), PEAK, dataclasses.replace(window(1), steps=0), "0 steps"),
         (StepRecord(ops=(op(precision="fp8", model_flops=1),)), PEAK, window(1), "fp8"),
     ],
