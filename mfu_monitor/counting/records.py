@@ -84,13 +84,13 @@ def _sum_totals(parts: Iterable[FlopTotals]) -> FlopTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRecord:
-    """All calls of one operator with the same shapes, phase, module and precision. Figures are totals over ``calls``."""
+    """All calls of one operator with the same shapes, phase, module and precision; figures are totals over ``calls``"""
 
     op: str
     """Qualified name without overload: ``"aten::mm"``."""
     phase: Phase
     module_fqn: str = ""
-    """The module that made it, by its name in the root module; a backward product belongs to the module of its forward."""
+    """The module that made it, by its name in the root; a backward product belongs to the module of its forward."""
     precision: str | None = None
     """``"fp64" "fp32" "tf32" "fp16" "bf16" "fp8" "fp4" "int8"``; None where nothing floating was computed."""
     shapes: tuple[tuple[int, ...], ...] = ()

@@ -1,0 +1,78 @@
+"""A dispatch mode that passes every operator on and shows it to an observer.
+
+It leaves compiled code alone: see ``ignore_compile_internals``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mfu_monitor.formulas.registry import find_formula
+
+__all__ = ["CountingMode", "Observer", "operator_name"]
+
+
+class Observer(Protocol):
+    """Is shown every operator after it ran; must not raise."""
+
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """One operator ran with these arguments and gave this output."""
+
+
+class CountingMode(TorchDispatchMode):
+    """Shows an observer what the dispatcher runs, forward, backward and optimizer alike."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs under this mode as it is; an ordinary mode makes dynamo give the frame up for good."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(_desugars(t) for t in types):
+            # DTensor, jagged tensors and the like turn this call into calls on the local parts: count those.
+            return NotImplemented
+        if _must_decompose(func):
+            with self:
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        output = func(*args, **kwargs)
+        self._observer.saw(func, args, kwargs, output)
+        return output
+
+
+@cache
+def _desugars(tensor_type: type) -> bool:
+    return hasattr(tensor_type, "__tensor_flatten__")
+
+
+def _must_decompose(func: Any) -> bool:
+    """Composite operators reach the dispatcher whole in inference mode; their parts are what we count."""
+    return _is_composite(func) and find_formula(operator_name(func)) is None
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+@cache
+def operator_name(func: Any) -> str:
+    """Qualified name without overload: ``"aten::mm"``, ``"higher_order::flex_attention"``."""
+    schema = getattr(func, "_schema", None)
+    return schema.name if schema is not None else f"higher_order::{func.name()}"

@@ -1,0 +1,153 @@
+"""Where an operator call came from, read off the Python stack: nothing is hooked, so there is nothing to leave behind.
+
+A dispatch mode runs inside the call it observes, so the frames above it name the module whose ``forward`` is running,
+the optimizer step, the checkpoint that recomputes. Hooks would tell the same, but they stay in the user's model when a
+step dies, and ``torch.compile`` guards on them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction, Function
+from torch.utils import checkpoint as _checkpoint
+
+__all__ = ["CallSite", "read_call_site"]
+
+
+def _nested_code(function: Any, name: str) -> CodeType | None:
+    for constant in function.__code__.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name == name:
+            return constant
+    return None
+
+
+def _codes(*functions: Any) -> frozenset[CodeType]:
+    return frozenset(f.__code__ for f in functions if f is not None)
+
+
+_MODULE_CALL = _codes(nn.Module._call_impl, nn.Module._wrapped_call_impl)
+_ENGINE = _codes(torch.autograd.graph._engine_run_backward)
+_FUNCTION_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_CUSTOM_BACKWARD = _codes(BackwardCFunction.apply, getattr(BackwardCFunction, "apply_boxed", None))
+_OPTIMIZER_STEP = _nested_code(torch.optim.Optimizer.profile_hook_step, "wrapper")
+_CHECKPOINT_FILE = _checkpoint.__file__
+_CHECKPOINT_ENTRY = _codes(_checkpoint.checkpoint)
+
+
+@dataclass(slots=True)
+class CallSite:
+    """The Python surroundings of one operator call, innermost first, up to the backward engine if one is running."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    """Modules whose ``forward`` is on the stack."""
+    checkpointed_at: int | None = None
+    """How many of ``modules`` lie inside the innermost ``checkpoint(...)`` call; None outside any."""
+    function_at: int | None = None
+    """How many of ``modules`` lie inside the outermost ``Function.forward``; None outside any."""
+    function_forwards: list[FrameType] = field(default_factory=list)
+    """Frames of ``torch.autograd.Function`` forwards, where grad mode is off whatever the user set."""
+    recompute: str | None = None
+    """``"reentrant"`` or ``"non_reentrant"`` where a checkpoint runs its function again."""
+    in_custom_backward: bool = False
+    in_optimizer_step: bool = False
+    create_graph: bool | None = None
+    """What the enclosing ``backward`` asked for; None where its frame is not on this thread."""
+
+    def innermost(self, names: Callable[[nn.Module], str]) -> str | None:
+        """Name of the innermost module, or None outside of any."""
+        return names(self.modules[0]) if self.modules else None
+
+    def outside_checkpoint(self) -> list[nn.Module] | None:
+        """Modules around the innermost checkpointed region or custom function; None outside of both."""
+        cut = self.checkpointed_at if self.checkpointed_at is not None else self.function_at
+        return None if cut is None else self.modules[cut:]
+
+
+def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
+    """Walk the stack from ``depth`` frames above and say where the call came from.
+
+    Args:
+        depth: frames of ours to pass over.
+        in_backward: whether a backward pass is running; the walk then ends at its engine.
+
+    Returns:
+        The call's surroundings; on a device's backward thread only what that thread runs.
+    """
+    site = CallSite()
+    inner_codes: set[CodeType] = set()
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        if code in _MODULE_CALL:
+            _add_module(site, frame)
+        elif code in _ENGINE:
+            if in_backward:
+                site.create_graph = _asks_create_graph(frame)
+                break
+        elif code is _OPTIMIZER_STEP:
+            site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
+        elif code in _CUSTOM_BACKWARD:
+            site.in_custom_backward = True
+        elif code.co_filename == _CHECKPOINT_FILE:
+            _note_checkpoint(site, code, in_backward=in_backward)
+        if frame.f_back is not None and frame.f_back.f_code is _FUNCTION_APPLY:
+            site.function_forwards.append(frame)
+            site.function_at = len(site.modules)
+        inner_codes.add(code)
+        frame = frame.f_back
+    if in_backward and site.in_custom_backward and site.create_graph is None:
+        site.create_graph = _blocked_backward_creates_graph()
+    return site
+
+
+def _add_module(site: CallSite, frame: FrameType) -> None:
+    module = frame.f_locals.get("self")
+    if isinstance(module, nn.Module) and (not site.modules or site.modules[-1] is not module):
+        site.modules.append(module)
+
+
+def _note_checkpoint(site: CallSite, code: CodeType, *, in_backward: bool) -> None:
+    if code in _CHECKPOINT_ENTRY:
+        if site.checkpointed_at is None:
+            site.checkpointed_at = len(site.modules)
+    elif in_backward and code.co_name == "recompute_fn":
+        site.recompute = site.recompute or "non_reentrant"
+    elif in_backward and code.co_name == "backward":
+        site.recompute = site.recompute or "reentrant"
+
+
+def _asks_create_graph(engine: FrameType) -> bool | None:
+    # _engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)
+    args = engine.f_locals.get("args", ())
+    return bool(args[2]) if len(args) > 2 else None
+
+
+def _blocked_backward_creates_graph() -> bool | None:
+    """The same for a device's backward thread: the thread that called backward is blocked in the engine."""
+    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    while frame is not None:
+        if frame.f_code in _ENGINE:
+            return _asks_create_graph(frame)
+        frame = frame.f_back
+    return None
+
+
+def _is_inside_closure(step: FrameType, inner_codes: Iterable[CodeType]) -> bool:
+    """An optimizer's closure runs forward and backward inside ``step``; that is not optimizer work."""
+    arguments = (*step.f_locals.get("args", ())[1:], *step.f_locals.get("kwargs", {}).values())
+    return any(_code_of(argument) in inner_codes for argument in arguments if callable(argument))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    function = getattr(function, "func", function)  # functools.partial
+    function = getattr(function, "__func__", function)  # bound method
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None

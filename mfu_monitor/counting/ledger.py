@@ -1,0 +1,126 @@
+"""What was seen so far, kept small: one entry for each distinct (operator, phase, module, precision, shapes)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UncoveredParameter, UnsupportedOp
+from mfu_monitor.formulas.cost import OpCost
+
+__all__ = ["Entry", "Ledger"]
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operator call whose price may still change: a product is recognised as attention only at its softmax."""
+
+    op: str
+    phase: Phase
+    module_fqn: str
+    precision: str | None
+    shapes: Shapes
+    cost: OpCost
+    bytes_accessed: int
+    without_grad: bool = False
+    """Ran with gradients off outside of backward: a teacher in training, the model itself in inference."""
+    calls: int = 1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Collects entries during a step and closes them into a record."""
+
+    entries: list[Entry] = field(default_factory=list)
+    """Products, in the order they ran."""
+    quiet: dict[tuple[str, Phase, str, Shapes, bool], Entry] = field(default_factory=dict)
+    """Operators without products: only their bytes matter, so they are added up at once."""
+    unsupported: dict[tuple[str, str, Phase, Shapes], int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    saw_backward: bool = False
+    incomplete: bool = False
+
+    def add_product(self, entry: Entry) -> Entry:
+        """Keep one call of an operator that has a formula."""
+        self.entries.append(entry)
+        return entry
+
+    def add_quiet(
+        self, op: str, phase: Phase, module_fqn: str, shapes: Shapes, bytes_accessed: int, *, without_grad: bool
+    ) -> None:
+        """Keep the bytes of an operator that counts no FLOPs."""
+        key = (op, phase, module_fqn, shapes, without_grad)
+        entry = self.quiet.get(key)
+        if entry is None:
+            self.quiet[key] = Entry(op, phase, module_fqn, None, shapes, OpCost(0), bytes_accessed, without_grad)
+        else:
+            entry.calls += 1
+            entry.bytes_accessed += bytes_accessed
+
+    def add_unsupported(self, op: str, module_fqn: str, phase: Phase, shapes: Shapes) -> None:
+        """Keep an operator on floating tensors that has no formula."""
+        key = (op, module_fqn, phase, shapes)
+        self.unsupported[key] = self.unsupported.get(key, 0) + 1
+
+    def note(self, text: str) -> None:
+        """Say once what a reader of the record should know."""
+        self.notes.setdefault(text)
+
+    def close(self, *, count_no_grad_as_model: bool, uncovered: tuple[UncoveredParameter, ...] = ()) -> StepRecord:
+        """The record of all that was kept.
+
+        Args:
+            count_no_grad_as_model: in a training step, forwards without gradient are model work too.
+            uncovered: parameters that no operator touched.
+        """
+        merged: dict[tuple[object, ...], tuple[int, FlopTotals]] = {}
+        for entry in (*self.entries, *self.quiet.values()):
+            phase = self._final_phase(entry, count_no_grad_as_model=count_no_grad_as_model)
+            key = (entry.op, phase, entry.module_fqn, entry.precision, entry.shapes)
+            calls, totals = merged.get(key, (0, FlopTotals()))
+            merged[key] = (calls + entry.calls, totals + price(entry.cost, phase, entry.bytes_accessed))
+        return StepRecord(
+            ops=tuple(_op_record(key, calls, totals) for key, (calls, totals) in merged.items()),
+            unsupported_ops=tuple(
+                UnsupportedOp(op=op, module_fqn=fqn, phase=phase, calls=calls, shapes=shapes)
+                for (op, fqn, phase, shapes), calls in self.unsupported.items()
+            ),
+            uncovered_parameters=uncovered,
+            notes=tuple(self.notes),
+            is_training=self.saw_backward,
+            incomplete=self.incomplete,
+        )
+
+    def _final_phase(self, entry: Entry, *, count_no_grad_as_model: bool) -> Phase:
+        is_side_work = entry.phase is Phase.FORWARD and entry.without_grad and self.saw_backward
+        return Phase.OTHER if is_side_work and not count_no_grad_as_model else entry.phase
+
+
+def _op_record(key: tuple[object, ...], calls: int, totals: FlopTotals) -> OpRecord:
+    op, phase, module_fqn, precision, shapes = key
+    return OpRecord(  # type: ignore[arg-type]
+        op=op, phase=phase, module_fqn=module_fqn, precision=precision, shapes=shapes, calls=calls, totals=totals
+    )
+
+
+def price(cost: OpCost, phase: Phase, bytes_accessed: int = 0) -> FlopTotals:
+    """Where the FLOPs of one call go, by the phase it ran in.
+
+    Masked-out products that a dense kernel runs all the same are hardware work of no model: ``other``.
+    """
+    if phase in (Phase.FORWARD, Phase.BACKWARD):
+        return FlopTotals(
+            model_flops=cost.flops,
+            palm_model_flops=cost.flops if cost.palm_flops is None else cost.palm_flops,
+            kernel_recompute_flops=cost.kernel_recompute_flops,
+            other_flops=cost.masked_flops,
+            bytes_accessed=bytes_accessed,
+        )
+    executed = cost.flops + cost.masked_flops + cost.kernel_recompute_flops
+    target = {
+        Phase.RECOMPUTE: "recompute_flops",
+        Phase.OPTIMIZER: "optimizer_flops",
+        Phase.OTHER: "other_flops",
+    }[phase]
+    return FlopTotals(**{target: executed, "bytes_accessed": bytes_accessed})

@@ -1,0 +1,68 @@
+"""Ties a backward operator to the forward operator that made it, by autograd's sequence numbers and without any hook.
+
+Inside a forward kernel the next sequence number is n, and the autograd node made for that kernel carries n - 1. In
+backward the engine names the node it executes. Checked by tests on every torch version we support.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+__all__ = ["ForwardLink", "SequenceLinks"]
+
+
+@dataclass(slots=True)
+class ForwardLink:
+    """What backward must know of a forward operator."""
+
+    op: str
+    module_fqn: str
+    outer_module_fqn: str | None
+    """The module around the checkpointed region or custom function it ran in."""
+    attended: Fraction | None = None
+    """Share of attended pairs where the operator turned out to be a product of masked attention."""
+    is_opaque: bool = False
+    """Ran inside a module that a formula counts as a whole."""
+    thread: int = 0
+
+
+class SequenceLinks:
+    """Forward operators by the sequence number of their autograd node."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, list[ForwardLink]] = {}
+
+    def add(self, link: ForwardLink) -> ForwardLink:
+        """Tie ``link`` to the node of the operator that runs now; the first operator under a number made the node."""
+        link.thread = threading.get_ident()
+        candidates = self._links.setdefault(torch._C._autograd._get_sequence_nr() - 1, [])
+        if not any(known.thread == link.thread for known in candidates):
+            candidates.append(link)
+        return link
+
+    def of_current_node(self) -> ForwardLink | None:
+        """The forward operator of the autograd node that the engine executes now; None where it is not known."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return None
+        candidates = self._links.get(node._sequence_nr(), [])
+        return _best_match(candidates, node.name())
+
+
+def _best_match(candidates: list[ForwardLink], node_name: str) -> ForwardLink | None:
+    """Sequence numbers are per thread: where a device's backward thread made one too, the operator's name decides."""
+    if len(candidates) <= 1:
+        return candidates[0] if candidates else None
+    wanted = _letters(node_name.rpartition("::")[2])
+    for link in candidates:
+        if wanted.startswith(_letters(link.op.rpartition("::")[2])):
+            return link
+    return candidates[0]
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()

@@ -1,0 +1,250 @@
+"""Prices every operator that ran: its phase, its module, its formula."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from mfu_monitor.counting.coverage import ParameterCoverage
+from mfu_monitor.counting.dispatch import operator_name
+from mfu_monitor.counting.frames import CallSite, read_call_site
+from mfu_monitor.counting.ledger import Entry, Ledger
+from mfu_monitor.counting.links import ForwardLink, SequenceLinks
+from mfu_monitor.counting.math_attention import MathAttention, Product, split_by_attended
+from mfu_monitor.counting.opaque import OpaqueModules, gradients_wanted
+from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
+from mfu_monitor.counting.records import Phase, StepRecord
+from mfu_monitor.counting.scope import ModuleNames
+from mfu_monitor.formulas.cost import OpCost
+from mfu_monitor.formulas.registry import bind_call, find_formula, find_module_formula, is_ignored
+from mfu_monitor.formulas.traffic import bytes_accessed
+from mfu_monitor.hardware.precision import matmul_precision
+
+__all__ = ["StepObserver"]
+
+MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
+"""What the math path of attention is made of."""
+OBSERVER_DEPTH = 3
+"""Frames of ours between the dispatcher and the walk up the stack."""
+
+
+class StepObserver:
+    """Turns the operators of one step into a record.
+
+    Args:
+        model: names modules, finds opaque ones, and says which parameters were covered; optional.
+        count_no_grad_as_model: in a training step, forwards without gradient are model work.
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
+        self.ledger = Ledger()
+        self.opaque = OpaqueModules(model, self._saw_opaque_module)
+        self._count_no_grad_as_model = count_no_grad_as_model
+        self._names = ModuleNames(model)
+        self._links = SequenceLinks()
+        self._math_attention = MathAttention()
+        self._coverage = ParameterCoverage(model)
+        self._grad_mode = GradModeMemory()
+        self._function_operands: set[tuple[Any, ...]] = set()
+        self._opaque_pending: list[tuple[Entry, int]] = []
+
+    def record(self) -> StepRecord:
+        """Everything seen so far."""
+        if self.ledger.saw_backward:
+            self._price_opaque_backward()
+        return self.ledger.close(
+            count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
+        )
+
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """One operator ran. A failure of ours makes the record a lower bound; it never reaches the user's step."""
+        try:
+            self._saw(func, args, kwargs, output)
+        except Exception:  # noqa: BLE001  (anything may go wrong in a formula; training must go on)
+            self.ledger.incomplete = True
+            self.ledger.note(f"counting {operator_name(func)} failed; it is left out:\n{traceback.format_exc(limit=4)}")
+
+    def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = operator_name(func)
+        operands, outputs = list(_tensors((args, kwargs))), list(_tensors(output))
+        in_backward = backward_is_running()
+        if in_backward:
+            self._note_backward()
+        if _is_view(func):
+            return
+        site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
+        found = find_formula(name)
+        repeats = found is not None and self._repeats_forward(name, site, operands, in_backward=in_backward)
+        phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats)
+        forward = self._links.of_current_node() if in_backward else None
+        link = self._link(name, site, forward, phase)
+        if phase is not Phase.OPTIMIZER:
+            self._coverage.touch(operands)
+        call = bind_call(func, args, kwargs, output) if found is not None else None
+        entry = Entry(
+            op=name,
+            phase=phase,
+            module_fqn=link.module_fqn,
+            precision=None,
+            shapes=tuple(tuple(t.shape) for t in operands),
+            cost=OpCost(0),
+            bytes_accessed=bytes_accessed(func, args, kwargs, output),
+            without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
+        )
+        if found is None or link.is_opaque:
+            self._saw_quiet(entry, operands, outputs, is_known=link.is_opaque or is_ignored(name))
+            return
+        entry.cost = found(call)  # type: ignore[arg-type]
+        entry.precision = entry.cost.precision or _precision(name, operands)
+        self._saw_product(entry, link, forward, operands, outputs)
+
+    def _note_backward(self) -> None:
+        self.ledger.saw_backward = True
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._coverage.saw_gradient(node)
+
+    def _link(self, name: str, site: CallSite, forward: ForwardLink | None, phase: Phase) -> ForwardLink:
+        """Which module the call belongs to, remembered under the node that it makes."""
+        outside = site.outside_checkpoint()
+        link = ForwardLink(
+            op=name,
+            module_fqn=self._module_of(site, forward, phase),
+            outer_module_fqn=None if outside is None else self._names.name_of(outside),
+            is_opaque=self.opaque.covers(site.modules) or (forward is not None and forward.is_opaque),
+        )
+        return self._links.add(link)
+
+    def _module_of(self, site: CallSite, forward: ForwardLink | None, phase: Phase) -> str:
+        if site.modules:
+            return self._names.name_of(site.modules)
+        if forward is None:
+            return ""
+        if phase is Phase.RECOMPUTE and forward.outer_module_fqn is not None:
+            return forward.outer_module_fqn
+        return forward.module_fqn
+
+    def _saw_quiet(
+        self, entry: Entry, operands: list[torch.Tensor], outputs: list[torch.Tensor], *, is_known: bool
+    ) -> None:
+        if not is_known and any(t.is_floating_point() or t.is_complex() for t in (*operands, *outputs)):
+            self.ledger.add_unsupported(entry.op, entry.module_fqn, entry.phase, entry.shapes)
+        self._math_attention.saw_other(entry.op, operands, outputs)
+        self.ledger.add_quiet(
+            entry.op, entry.phase, entry.module_fqn, entry.shapes, entry.bytes_accessed, without_grad=entry.without_grad
+        )
+
+    def _saw_product(
+        self,
+        entry: Entry,
+        link: ForwardLink,
+        forward: ForwardLink | None,
+        operands: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        self.ledger.add_product(entry)
+        if entry.op not in MATH_PRODUCTS:
+            self._math_attention.saw_other(entry.op, operands, outputs)
+        elif entry.phase is Phase.BACKWARD:
+            if forward is not None and forward.attended is not None:
+                link.attended = forward.attended
+                entry.cost = split_by_attended(entry.cost, forward.attended)
+        else:
+            self._math_attention.saw_product(Product(entry, link), operands, outputs[0] if outputs else None)
+
+    def _repeats_forward(self, name: str, site: CallSite, operands: list[torch.Tensor], *, in_backward: bool) -> bool:
+        """The same operator on the same parameter in the same place: how a custom function recomputes without grad."""
+        if not (site.function_forwards or site.in_custom_backward):
+            return False
+        keys = {(name, i, *_identity(t)) for i, t in enumerate(operands) if _is_parameter(t)}
+        if in_backward:
+            return bool(keys & self._function_operands)
+        self._function_operands |= keys
+        return False
+
+    def _saw_opaque_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        try:
+            self._price_opaque_forward(module, args, kwargs, output)
+        except Exception:  # noqa: BLE001  (a user's formula may raise anything)
+            self.ledger.incomplete = True
+            self.ledger.note(
+                f"the formula of {type(module).__name__} failed; its work is left out:\n{traceback.format_exc(limit=4)}"
+            )
+
+    def _price_opaque_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        in_backward = backward_is_running()
+        site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
+        inputs = list(_tensors((args, kwargs)))
+        module_formula = find_module_formula(module)
+        assert module_formula is not None
+        entry = Entry(
+            op=f"module::{type(module).__name__}",
+            phase=phase_of(site, in_backward=in_backward, repeats_forward=False),
+            module_fqn=self._names.name_of(site.modules if site.modules[:1] == [module] else [module, *site.modules]),
+            precision=_precision("", [t for t in (*inputs, *_tensors(output)) if t.is_floating_point()]),
+            shapes=tuple(tuple(t.shape) for t in inputs),
+            cost=module_formula(module, *[x.shape for x in inputs], out_shape=_first_shape(output)),
+            bytes_accessed=sum(t.nbytes for t in (*inputs, *module.parameters(), *_tensors(output))),
+            without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
+        )
+        self._coverage.cover(module)
+        self.ledger.add_product(entry)
+        if torch.is_grad_enabled() and site.recompute != "non_reentrant":
+            products = gradients_wanted(module, inputs, input_factor=module_formula.input_gradient_factor)
+            self._opaque_pending.append((entry, products))
+
+    def _price_opaque_backward(self) -> None:
+        for entry, gradients in self._opaque_pending:
+            for _ in range(gradients):
+                self.ledger.add_product(
+                    Entry(
+                        op=entry.op,
+                        phase=Phase.BACKWARD,
+                        module_fqn=entry.module_fqn,
+                        precision=entry.precision,
+                        shapes=entry.shapes,
+                        cost=entry.cost,
+                        bytes_accessed=entry.bytes_accessed,
+                    )
+                )
+        self._opaque_pending.clear()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _first_shape(output: Any) -> Any:
+    return next((t.shape for t in _tensors(output)), None)
+
+
+def _is_view(func: Any) -> bool:
+    return bool(getattr(func, "is_view", False))
+
+
+def _precision(name: str, operands: list[torch.Tensor]) -> str | None:
+    for tensor in operands:
+        return matmul_precision(tensor.dtype, tensor.device.type, is_convolution="conv" in name)
+    return None
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    base = tensor._base if tensor._is_view() else tensor
+    return base is not None and (isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad))
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,65 @@
+"""Modules that a formula counts as a whole, because the dispatcher cannot see the work inside.
+
+A forward hook on those instances alone, for the length of the counted step, prices each call. Their backward is priced
+by rule: one forward for the input's gradient, one for the weights', where each is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from mfu_monitor.formulas.registry import find_module_formula
+
+__all__ = ["OpaqueModules", "gradients_wanted"]
+
+OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class OpaqueModules:
+    """The modules of a model that have a formula of their own, hooked for one step.
+
+    Args:
+        model: where to look; None: nothing is opaque.
+        on_call: told of every forward of such a module: the module, its arguments and its output.
+    """
+
+    def __init__(self, model: nn.Module | None, on_call: OnCall) -> None:
+        self._modules = [m for m in model.modules() if find_module_formula(m) is not None] if model is not None else []
+        self._ids = {id(m) for m in self._modules}
+        self._on_call = on_call
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Hook the modules."""
+        for module in self._modules:
+            self._handles.append(module.register_forward_hook(self._hook, with_kwargs=True))
+
+    def detach(self) -> None:
+        """Take every hook away again."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def covers(self, stack: Iterable[nn.Module]) -> bool:
+        """True when one of these modules is opaque: what runs inside is already counted."""
+        return bool(self._ids) and any(id(m) in self._ids for m in stack)
+
+    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._on_call(module, args, kwargs, output)
+
+
+def gradients_wanted(module: nn.Module, inputs: Iterable[Any], *, input_factor: int = 1) -> int:
+    """How many forwards the backward of an opaque module costs: one for each gradient that is wanted.
+
+    Args:
+        module: one whose parameters may be frozen.
+        inputs: the arguments of its forward.
+        input_factor: what the gradient of the inputs costs, in forwards.
+    """
+    wants_input = any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad for x in inputs)
+    wants_weight = any(p.requires_grad for p in module.parameters())
+    return input_factor * int(wants_input) + int(wants_weight)

@@ -1,0 +1,79 @@
+"""Which part of the step an operator call belongs to, decided from the autograd state and the call's surroundings."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+
+from mfu_monitor.counting.frames import CallSite
+from mfu_monitor.counting.records import Phase
+
+__all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
+
+
+def backward_is_running() -> bool:
+    """True on a thread that executes a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool) -> Phase:
+    """The phase of one operator call.
+
+    Args:
+        site: the call's surroundings.
+        in_backward: whether a backward pass is running on this thread.
+        repeats_forward: whether the same operator ran on the same parameter in the same place in forward.
+
+    In backward the autograd engine calls gradient products straight from C++. Python between the engine and the product
+    means that somebody's code runs there: a checkpoint, a module, an optimizer, a custom function.
+    """
+    if site.in_optimizer_step:
+        return Phase.OPTIMIZER
+    if not in_backward:
+        return Phase.FORWARD
+    if site.recompute is not None or site.modules:
+        return Phase.RECOMPUTE
+    if site.in_custom_backward and _custom_backward_recomputes(site, repeats_forward=repeats_forward):
+        return Phase.RECOMPUTE
+    return Phase.BACKWARD
+
+
+def _custom_backward_recomputes(site: CallSite, *, repeats_forward: bool) -> bool:
+    # Grad mode is off in a custom backward unless create_graph asked for it, or the author turned it on to rebuild the
+    # graph of a forward.
+    if torch.is_grad_enabled() and site.create_graph is False:
+        return True
+    return repeats_forward and isinstance(torch._C._current_autograd_node(), BackwardCFunction)
+
+
+class GradModeMemory:
+    """Whether gradients were on where the user called a ``torch.autograd.Function``.
+
+    Inside ``Function.forward`` grad mode is off by construction, so it says nothing about the user's ``no_grad``.
+    """
+
+    def __init__(self) -> None:
+        self._last_outside = True
+
+    def is_grad_on(self, site: CallSite) -> bool:
+        """Grad mode at the outermost custom function on the stack, or now where there is none."""
+        if not site.function_forwards:
+            self._last_outside = torch.is_grad_enabled()
+            return self._last_outside
+        outermost = _context_of(site.function_forwards[-1])
+        if outermost is None:
+            return self._last_outside
+        if outermost.next_functions:
+            return True
+        # Edges are recorded only with gradients on. Inputs that ask for gradients and no edges: they are off.
+        return self._last_outside and not any(outermost.needs_input_grad)
+
+
+def _context_of(frame: FrameType) -> Any:
+    """The ``ctx`` of a ``Function.forward`` frame; None for the style that takes it in ``setup_context``."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    first = frame.f_locals.get(names[0]) if names else None
+    return first if isinstance(first, FunctionCtx) else None
