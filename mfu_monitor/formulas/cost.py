@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["OpCost", "OperatorCall"]
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mfu_monitor.errors import MFUMonitorError
+
+__all__ = ["OpCost", "OperatorCall", "UncountableCallError", "read_integers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,8 @@ class OpCost:
     """What the kernel redoes inside itself: flash attention's backward computes Q K^T once more."""
     precision: str | None = None
     """Set where the operands' dtype does not say it (packed fp4, int8 accumulations); else None."""
+    note: str | None = None
+    """An assumption made because contents could not be read; belongs into the step record's notes. Else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +54,21 @@ class OperatorCall:
     def get(self, argument: str, default: Any = None) -> Any:
         """The argument, or ``default`` where this version of the operator has none of that name."""
         return self.arguments.get(argument, default)
+
+
+class UncountableCallError(MFUMonitorError):
+    """This call of a known operator cannot be counted; the counter reports it as unsupported."""
+
+
+def read_integers(tensor: Any) -> list[int] | None:
+    """The contents of a small integer tensor (document ends, group offsets), or None where there are none to read.
+
+    None for meta and fake tensors, and while a CUDA graph is being captured, where reading would break the capture.
+    Reading waits for the device, so only formulas whose answer shapes do not hold may use it:
+    they run on counted steps.
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return None
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    return [int(value) for value in tensor.tolist()]
