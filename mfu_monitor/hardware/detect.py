@@ -1,0 +1,138 @@
+"""``device_peak``: the dense peak of a device, or None with one warning that says what to do."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
+from mfu_monitor.hardware.custom import find_custom_device
+from mfu_monitor.hardware.lookup import TableMatch, find_row
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.precision import PRECISIONS
+from mfu_monitor.hardware.properties import DeviceProperties, read_properties
+from mfu_monitor.hardware.table import nearest_names
+
+__all__ = ["device_peak", "peak_of_match", "properties_of", "unknown_peak_message"]
+
+_DEVICE_STRING = re.compile(r"^(cpu|cuda|mps|xpu|hpu|npu|xla|meta)(:\d+)?$")
+_MIG_MEMORY_SLICES = (
+    8  # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "Partitioning": memory comes in eighths
+)
+
+
+def device_peak(
+    device: torch.device | str | DeviceProperties,
+    *,
+    properties: DeviceProperties | None = None,
+    custom_devices: str | Path | None = None,
+    warn: bool = True,
+) -> DevicePeak | None:
+    """The dense peak of one torch device by the packaged table, or None.
+
+    Args:
+        device: A device name as the driver reports it (``"NVIDIA H100 80GB HBM3"``), a ``torch.device`` or its string
+            (``"cuda:0"``), or the properties themselves.
+        properties: What the device says of itself, where ``device`` is only a name: separates parts that share it.
+        custom_devices: A YAML file of devices (see ``configs/custom_device.yaml``), searched before the table.
+        warn: Give one ``PeakUnknownWarning`` with the reason and the way out when the answer is None.
+
+    Returns:
+        The peak with its source, or None for an unknown, ambiguous, virtual or contradictory device, and for a CPU.
+
+    Raises:
+        ConfigurationError: ``device`` is none of these types, or the YAML file is wrong.
+
+    Example:
+        >>> mm.device_peak("NVIDIA H100 80GB HBM3").flops_per_s(torch.bfloat16)
+        989400000000000.0
+    """
+    found = properties if properties is not None else properties_of(device)
+    peak, reason = _look_up(found, custom_devices)
+    if peak is None and warn:
+        name = found.name if found is not None else str(device)
+        warnings.warn(unknown_peak_message(name, reason), PeakUnknownWarning, stacklevel=2)
+    return peak
+
+
+def _look_up(
+    device: DeviceProperties | None, custom_devices: str | Path | None
+) -> tuple[DevicePeak, str] | tuple[None, str]:
+    """The peak, or None and the reason."""
+    if device is None:
+        return None, "the device could not be asked for its name"
+    custom = find_custom_device(custom_devices, device.name) if custom_devices is not None else None
+    if custom is not None:
+        return custom, ""
+    if device.device_type in ("cpu", "meta"):
+        return None, "a CPU has no dense peak that a sheet states"
+    match = find_row(device)
+    peak = peak_of_match(match, device)
+    return (peak, "") if peak is not None else (None, match.reason)
+
+
+def properties_of(device: torch.device | str | DeviceProperties) -> DeviceProperties | None:
+    """What is known of ``device``; for a plain name, the name alone."""
+    if isinstance(device, DeviceProperties):
+        return device
+    if isinstance(device, torch.device):
+        return read_properties(device)
+    if not isinstance(device, str):
+        raise ConfigurationError(
+            f"device_peak needs a device name, a torch.device or DeviceProperties, got {device!r} of type "
+            f"{type(device).__name__}; example: device_peak('NVIDIA H100 80GB HBM3')"
+        )
+    is_device_string = _DEVICE_STRING.match(device.strip().lower()) is not None
+    return read_properties(torch.device(device.strip().lower())) if is_device_string else DeviceProperties(name=device)
+
+
+def peak_of_match(match: TableMatch, device: DeviceProperties) -> DevicePeak | None:
+    """The peak of a recognised device, scaled where its SM count says so."""
+    row = match.row
+    if row is None:
+        return None
+    rates = {name: rate * match.sm_ratio for name, rate in row.flops_per_s_by_precision().items()}
+    sparse = {name: rate * match.sm_ratio for name, rate in row.sparse_flops_per_s_by_precision().items()}
+    scaled = match.sm_ratio != 1.0
+    return DevicePeak(
+        device_name=device.name or row.name,
+        flops_per_s_by_precision=rates,
+        bytes_per_s=_bandwidth(match),
+        source=f"table: {row.source}" + (f"; {match.notes[0]}" if scaled else ""),
+        confidence="low" if scaled and match.mig_profile is None else row.confidence,
+        max_clock_ratio=row.max_clock_ratio,
+        notes=(*match.notes, *_device_unit_note(row.torch_devices, row.torch_device_unit), *filter(None, [row.notes])),
+        key=row.key,
+        sparse_flops_per_s_by_precision=sparse,
+        missing_reason_by_precision={p: row.missing_reason(p) for p in PRECISIONS if p not in rates},
+    )
+
+
+def _bandwidth(match: TableMatch) -> float | None:
+    """The row's, a MIG slice's share of it, or None for a part that is not quite the row's."""
+    row = match.row
+    if row is None or row.bytes_per_s is None or match.sm_ratio == 1.0:
+        return None if row is None else row.bytes_per_s
+    slice_gb = re.search(r"(\d+)GB$", match.mig_profile or "")
+    if slice_gb is None or row.memory_gb is None:
+        return None
+    slices = round(_MIG_MEMORY_SLICES * int(slice_gb[1]) / row.memory_gb)
+    return row.bytes_per_s * slices / _MIG_MEMORY_SLICES
+
+
+def _device_unit_note(torch_devices: int, unit: str) -> tuple[str, ...]:
+    return (f"one torch device is 1/{torch_devices} of the product on the sheet ({unit})",) if torch_devices > 1 else ()
+
+
+def unknown_peak_message(name: str, reason: str) -> str:
+    """The whole warning: what was seen, why there is no peak, what to do."""
+    near = nearest_names(name)
+    hint = f" Nearest names in the table: {', '.join(near)}." if near else ""
+    return (
+        f"no dense peak is known for device {name!r}: {reason}. No MFU is reported; everything else still is. "
+        f"Give the peak (peak=989.4e12 in dense FLOP/s, peak={{'bf16': 989.4e12}}, or a YAML file of devices), "
+        f"measure it (peak='measure'), or derive it from SM count and clock (peak='derive').{hint}"
+    )

@@ -1,0 +1,228 @@
+"""The packaged table of peaks, one row a product: dense TFLOP/s by precision, bandwidth, clocks, and the source.
+
+``fp64``/``fp32`` are kept with and without matrix unit; GeForce rates are those with FP32 accumulation. A blank cell is
+"no such unit" or "no figure found", never zero.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import importlib.resources
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["PeakRow", "load_table", "nearest_names", "neighbours", "row_by_key", "rows_with_rate"]
+
+_FIRST_COMPUTE_CAPABILITY = {
+    "fp16": (7, 0),
+    "bf16": (8, 0),
+    "tf32": (8, 0),
+    "fp8": (8, 9),
+    "fp4": (10, 0),
+    "int8": (6, 1),
+}
+_SPARSE_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRow:
+    """One product. Rates are dense, of the whole product as its sheet gives them; ``torch_devices`` share it."""
+
+    key: str
+    vendor: str
+    architecture: str
+    name: str
+    device_names: tuple[str, ...]
+    """Device names that drivers report for it."""
+    variant_of: str | None
+    """Key of the row that has the same device name and is meant when nothing but the name is known."""
+    compute_capability: tuple[int, int] | None
+    gfx: str | None
+    sm_count: int | None
+    boost_clock_mhz: float | None
+    tensor_clock_mhz: float | None
+    """The clock that reproduces the sheet's tensor figures, where it is below the maximum."""
+    fma16_per_clk_sm: int | None
+    """16-bit FMAs with FP32 accumulation, per clock and SM."""
+    tflops: Mapping[str, float]
+    """By column without its unit: ``fp64 fp64_matrix fp32 fp32_matrix tf32 fp16 fp16_vector ...``"""
+    sparsity_factor: float
+    sparsity_exceptions: Mapping[str, float]
+    memory_gb: float | None
+    memory_bandwidth_tb_s: float | None
+    nvlink_gb_s: float | None
+    tdp_w: float | None
+    torch_devices: int
+    """How many torch devices share the figures of this row: 2 for a TPU v3 chip, whose device is one core."""
+    torch_device_unit: str
+    export_capped: bool
+    """Rates are capped by firmware below what SM count and clock give; no derivation, no scaling."""
+    source: str
+    verified_by: str
+    confidence: str
+    notes: str
+
+    @property
+    def max_clock_ratio(self) -> float | None:
+        """Maximum clock over the clock of the sheet's tensor figures; None where the sheet uses the maximum."""
+        if self.tensor_clock_mhz is None or self.boost_clock_mhz is None:
+            return None
+        return self.boost_clock_mhz / self.tensor_clock_mhz
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Memory bandwidth of one torch device."""
+        rate = self.memory_bandwidth_tb_s
+        return None if rate is None else rate * 1e12 / self.torch_devices
+
+    def flops_per_s_by_precision(self) -> dict[str, float]:
+        """Dense FLOP/s of one torch device, the matrix unit's where there is one."""
+        choice = {
+            "fp64": ("fp64_matrix", "fp64"),
+            "fp32": ("fp32_matrix", "fp32"),
+            "tf32": ("tf32",),
+            # Without a tensor unit FP16 products run on the vector units, or, where those are a fraction of FP32
+            # (compute capability 6.1), through FP32.
+            "fp16": ("fp16", "fp32") if self.compute_capability == (6, 1) else ("fp16", "fp16_vector"),
+            "bf16": ("bf16",),
+            "fp8": ("fp8",),
+            "fp4": ("fp4",),
+            "int8": ("int8",),
+        }
+        found = {
+            name: next((self.tflops[c] for c in columns if c in self.tflops), None) for name, columns in choice.items()
+        }
+        return {name: rate * 1e12 / self.torch_devices for name, rate in found.items() if rate is not None}
+
+    def sparse_flops_per_s_by_precision(self) -> dict[str, float]:
+        """The 2:4 structured-sparsity figures that sheets like to print; never a training denominator."""
+        dense = self.flops_per_s_by_precision()
+        factors = {p: self.sparsity_exceptions.get(p, self.sparsity_factor) for p in _SPARSE_PRECISIONS if p in dense}
+        return {precision: dense[precision] * factor for precision, factor in factors.items() if factor > 1}
+
+    def missing_reason(self, precision: str) -> str:
+        """Why there is no figure for ``precision``."""
+        first = _FIRST_COMPUTE_CAPABILITY.get(precision)
+        if self.compute_capability is not None and first is not None and self.compute_capability < first:
+            has, needs = (f"{major}.{minor}" for major, minor in (self.compute_capability, first))
+            emulated = ": torch emulates it" if precision == "bf16" else ""
+            return (
+                f"{self.name} has no {precision} unit (compute capability {has}; {precision} needs {needs}){emulated}"
+            )
+        return f"no dense {precision} figure is published for {self.name}, or the part has no such unit"
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def _pair(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if text else None
+
+
+def _factors(text: str) -> dict[str, float]:
+    return {name: float(factor) for name, _, factor in (item.partition("=") for item in text.split(";") if item)}
+
+
+def _rates(cells: Mapping[str, str]) -> dict[str, float]:
+    names = {column: column.removesuffix("_tflops").removesuffix("_tops") for column in cells}
+    return {name: float(cells[c]) for c, name in names.items() if c.endswith(("_tflops", "_tops")) and cells[c]}
+
+
+def _row(cells: Mapping[str, str]) -> PeakRow:
+    return PeakRow(
+        key=cells["key"],
+        vendor=cells["vendor"],
+        architecture=cells["architecture"],
+        name=cells["name"],
+        device_names=tuple(cells["device_names"].split("|")),
+        variant_of=cells["variant_of"] or None,
+        compute_capability=_pair(cells["compute_capability"]),
+        gfx=cells["gfx"] or None,
+        sm_count=_whole(cells["sm_count"]),
+        boost_clock_mhz=_number(cells["boost_clock_mhz"]),
+        tensor_clock_mhz=_number(cells["tensor_clock_mhz"]),
+        fma16_per_clk_sm=_whole(cells["fma16_per_clk_sm"]),
+        tflops=_rates(cells),
+        sparsity_factor=float(cells["sparsity_factor"]),
+        sparsity_exceptions=_factors(cells["sparsity_exceptions"]),
+        memory_gb=_number(cells["memory_gb"]),
+        memory_bandwidth_tb_s=_number(cells["memory_bandwidth_tb_s"]),
+        nvlink_gb_s=_number(cells["nvlink_gb_s"]),
+        tdp_w=_number(cells["tdp_w"]),
+        torch_devices=int(cells["torch_devices"]),
+        torch_device_unit=cells["torch_device_unit"],
+        export_capped=cells["export_capped"] == "yes",
+        source=cells["source"],
+        verified_by=cells["verified_by"],
+        confidence=cells["confidence"],
+        notes=cells["notes"],
+    )
+
+
+@functools.cache
+def load_table() -> tuple[PeakRow, ...]:
+    """Every row of the packaged table, in its order."""
+    text = importlib.resources.files(__package__).joinpath("peaks.csv").read_text(encoding="utf-8")
+    return tuple(_row(cells) for cells in csv.DictReader(text.splitlines()))
+
+
+def row_by_key(key: str) -> PeakRow | None:
+    """The row with this key (``"h100-sxm5"``), or None."""
+    return next((row for row in load_table() if row.key == key), None)
+
+
+def neighbours(key: str) -> tuple[PeakRow, ...]:
+    """Rows that a careless lookup confuses with ``key``: same vendor, one model number a substring of the other.
+
+    Example:
+        >>> [row.key for row in neighbours("l40s")]
+        ['l4', 'l40', ...]
+    """
+    row = row_by_key(key)
+    if row is None:
+        return ()
+    return tuple(other for other in load_table() if other.key != key and _look_alike(row, other))
+
+
+def rows_with_rate(
+    flops_per_s: float, precision: str, *, is_sparse: bool = False, tolerance: float = 0.01
+) -> tuple[PeakRow, ...]:
+    """Rows whose dense (or 2:4 sparse) figure at ``precision`` is ``flops_per_s`` within a relative tolerance.
+
+    Tells whose figure a wrong peak is: 1979e12 at bf16 is the sparse figure of an H100 SXM.
+    """
+    found = []
+    for row in load_table():
+        rates = row.sparse_flops_per_s_by_precision() if is_sparse else row.flops_per_s_by_precision()
+        rate = rates.get(precision)
+        if rate is not None and abs(rate - flops_per_s) <= tolerance * rate:
+            found.append(row)
+    return tuple(found)
+
+
+def _look_alike(row: PeakRow, other: PeakRow) -> bool:
+    if row.vendor != other.vendor:
+        return False
+    mine, theirs = _model_word(row.key), _model_word(other.key)
+    return mine in theirs or theirs in mine
+
+
+def _model_word(key: str) -> str:
+    """The word of a key that carries the model number: ``rtx-4090-d`` -> ``4090``."""
+    words = [word for word in key.split("-") if any(c.isdigit() for c in word)]
+    return words[0] if words else key
+
+
+def nearest_names(name: str, count: int = 5) -> list[str]:
+    """Names in the table most like ``name``, for error messages."""
+    known = {known_name.lower(): known_name for row in load_table() for known_name in (row.key, *row.device_names)}
+    close = difflib.get_close_matches(name.lower(), list(known), n=count, cutoff=0.4)
+    return [known[match] for match in close]
