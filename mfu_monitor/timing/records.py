@@ -70,6 +70,11 @@ class StepWindow:
     slowest_rank: int | None = None
     rank_spread: float | None = None
     """(slowest - fastest) / mean of the ranks' busy seconds."""
+    user_phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of phases under the user's own names; they are part of ``other_s``."""
+    clock_name: str = "host"
+    invalid_reason: str | None = None
+    """Why the seconds cannot be used (the clock went backwards); they are 0 then and mean nothing."""
     gc_pause_s: float | None = None
     """Seconds that Python's garbage collector held the training process; part of the other times."""
     h2d_copy_s: float | None = None
@@ -85,7 +90,7 @@ class StepWindow:
     throttle_reasons: tuple[str, ...] | None = None
     """What the driver says holds the clock down, ``()`` if nothing, None if nobody was asked."""
     padding_share: float | None = None
-    """Share of ``tokens`` that are padding, where the mask is known."""
+    """Share of ``tokens`` that are padding: the window's with ``count_padding``, else that of the last counted step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""

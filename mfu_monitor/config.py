@@ -1,0 +1,177 @@
+"""The options of a monitor: frozen, keyword-only, checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.timing.tokens import resolve_tokens_function
+
+__all__ = ["DEFAULT_LOG_EVERY_N_STEPS", "MonitorConfig"]
+
+DEFAULT_LOG_EVERY_N_STEPS = 50
+"""Steps of a window in a loop of one's own: the default of Lightning's ``Trainer(log_every_n_steps=...)``, so that a
+plain loop and a trainer report alike."""
+
+_CHOICES = {
+    "convention": ("exact", "palm"),
+    "count": ("auto", "every_step"),
+    "names": ("mfu_monitor", "throughput_monitor"),
+    "on_impossible": ("warn", "raise", "stop"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """Options of ``Monitor`` and of the callbacks. Every value but a callable can be held by YAML, TOML or JSON.
+
+    Raises:
+        ConfigurationError: a value that is not allowed; the message names the key, what was given and what is allowed.
+
+    Example:
+        >>> MonitorConfig(log_every_n_steps=10, peak=989.4e12, tokens="my_project.data:count_tokens")
+    """
+
+    log_every_n_steps: int | None = None
+    """Training batches of a window. None: the trainer's own setting, or 50 in a loop of one's own."""
+    peak: Any = "auto"
+    """Dense peak: ``"auto"`` (table), ``"measure"``, ``"derive"``, FLOP/s as a number, or a dict by precision."""
+    tokens: str | Callable[[Any], Any] | None = None
+    """Tokens of a batch: a function or its import path ``"pkg.mod:function"``. None: read from the shapes."""
+    count_padding: bool = False
+    """Also sum the attention mask and the labels of every step. Costs tensor work on each step; never waits for it."""
+    convention: str = "exact"
+    """``"exact"``: attended query-key pairs only; ``"palm"``: attention as its full square."""
+    count: str = "auto"
+    """``"auto"``: the first step of each signature, then random ones within ``max_overhead``; ``"every_step"``: all of
+    them, and windows then contain the cost of counting."""
+    max_overhead: float = 0.002
+    """Share of the run's time that counting may cost after the first count."""
+    count_no_grad_as_model: bool = False
+    """Count forwards without gradient in a training step (a teacher, a target network) as model FLOPs."""
+    names: str = "mfu_monitor"
+    """Metric names: our own, or ``"throughput_monitor"`` for dashboards made for Lightning's ThroughputMonitor."""
+    jsonl: str | os.PathLike[str] | None = None
+    """File that readings and records are appended to, one JSON object a line."""
+    device: str | torch.device | None = None
+    """The device whose peak and clock count. None: that of the model's parameters."""
+    on_impossible: str = "warn"
+    """What to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"`` training."""
+    alerts: Any = None
+    """Options of the alerts, or None for none."""
+
+    def __post_init__(self) -> None:
+        _check_positive_int("log_every_n_steps", self.log_every_n_steps)
+        _check_overhead(self.max_overhead)
+        for key, allowed in _CHOICES.items():
+            _check_choice(key, getattr(self, key), allowed)
+        for key in ("count_padding", "count_no_grad_as_model"):
+            _check_bool(key, getattr(self, key))
+        resolve_tokens_function(self.tokens)
+        _check_jsonl(self.jsonl)
+        _check_device(self.device)
+        _check_peak(self.peak)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> MonitorConfig:
+        """Make a configuration from plain values, as YAML or JSON gives them.
+
+        Raises:
+            ConfigurationError: an unknown key, with the nearest known one, or a value that is not allowed.
+        """
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigurationError(_unknown_key(str(key), known))
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], *, table: str = "mfu_monitor") -> MonitorConfig:
+        """Read a configuration from the ``[mfu_monitor]`` table of a TOML file, or from its top level without one.
+
+        Raises:
+            ConfigurationError: the file cannot be read, is not TOML, or holds a wrong key or value.
+        """
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigurationError(f"cannot read the configuration file {os.fspath(path)!r}: {error}") from error
+        return cls.from_mapping(content.get(table, content))
+
+    def replace(self, **changes: Any) -> MonitorConfig:
+        """The same configuration with some values changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+def _refuse(key: str, given: object, allowed: str, example: str) -> ConfigurationError:
+    kind = type(given).__name__
+    return ConfigurationError(f"{key}={given!r} ({kind}) is not allowed: expected {allowed}; example: {key}={example}")
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown option {key!r}{hint} Known options: {', '.join(known)}"
+
+
+def _check_positive_int(key: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise _refuse(key, value, "a whole number of steps, 1 or more, or None", "10")
+
+
+def _check_overhead(value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        raise _refuse("max_overhead", value, "a share of the run's time from 0 to 1", "0.002")
+
+
+def _check_choice(key: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise _refuse(key, value, " or ".join(repr(choice) for choice in allowed), repr(allowed[0]))
+
+
+def _check_bool(key: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _refuse(key, value, "True or False", "True")
+
+
+def _check_jsonl(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise _refuse("jsonl", value, "the path of a file", "'runs/mfu.jsonl'")
+    path = Path(value)
+    if path.is_dir():
+        raise _refuse("jsonl", value, "the path of a file, not of a folder that exists", "'runs/mfu.jsonl'")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise _refuse("jsonl", value, f"a path that can be written ({str(folder)!r} cannot)", "'runs/mfu.jsonl'")
+
+
+def _check_device(value: Any) -> None:
+    if value is None or isinstance(value, torch.device):
+        return
+    try:
+        torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise _refuse("device", value, "a torch device, its name, or None", "'cuda:0'") from error
+
+
+def _check_peak(value: Any) -> None:
+    # Imported here: the table of devices is not needed to import the package.
+    from mfu_monitor.hardware.resolve import validate_peak_spec
+
+    try:
+        validate_peak_spec(value)
+    except ConfigurationError as error:
+        # The inner message speaks of the value; the key has to be in it, too.
+        raise ConfigurationError(f"peak={value!r} is not allowed: {error}") from error

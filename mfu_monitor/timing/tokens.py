@@ -1,0 +1,261 @@
+"""Tokens and samples of a batch, and its signature: from shapes alone, so that no device is asked or waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mfu_monitor.errors import ConfigurationError
+
+__all__ = [
+    "BatchCounts",
+    "batch_counts",
+    "batch_signature",
+    "call_tokens_function",
+    "find_masks",
+    "resolve_tokens_function",
+]
+
+IGNORED_LABEL = -100
+"""The label that losses leave out: the default ``ignore_index`` of ``torch.nn.CrossEntropyLoss``."""
+
+_MAX_DEPTH = 6
+"""Nesting of a batch that is followed; deeper ones are cut, which also ends cycles."""
+_MAX_LIST = 64
+"""Lists longer than this hold samples, not fields; only their length is read."""
+_INTEGER_DTYPES = frozenset(
+    {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCounts:
+    """How much one training batch holds. None: not known from what may be read.
+
+    Example:
+        >>> batch_counts({"input_ids": torch.zeros(2, 8, dtype=torch.long)})
+        BatchCounts(tokens=16, tokens_not_padding=None, tokens_in_loss=None, samples=2)
+    """
+
+    tokens: int | None = None
+    """Tokens computed, padding included."""
+    tokens_not_padding: int | None = None
+    """Tokens where the attention mask is not 0."""
+    tokens_in_loss: int | None = None
+    """Labels other than -100."""
+    samples: int | None = None
+
+
+def batch_counts(batch: Any, *, read_contents: bool = True) -> BatchCounts:
+    """Tokens and samples of a batch.
+
+    ``input_ids`` (a key or an attribute) gives the tokens, else the batch's first tensor if it is integer of shape
+    (B, T); any other batch has samples only, the first size of its first tensor.
+
+    Args:
+        batch: what the loader gave: a tensor, or mappings, sequences, dataclasses and objects of tensors.
+        read_contents: also sum ``attention_mask`` and the labels, where they lie on the CPU. Contents of an
+            accelerator's tensors are never read: that would wait for the device.
+    """
+    ids = _field(batch, "input_ids")
+    if ids is None:
+        ids = _integer_tokens(batch)
+    if ids is None:
+        return BatchCounts(tokens=_embedded_tokens(batch), samples=_samples(batch))
+    tokens, samples = _tokens_and_samples(ids)
+    mask, labels = find_masks(batch) if read_contents else (None, None)
+    return BatchCounts(
+        tokens=tokens,
+        samples=samples,
+        tokens_not_padding=_count_on_cpu(mask, 0),
+        tokens_in_loss=_count_on_cpu(labels, IGNORED_LABEL),
+    )
+
+
+def find_masks(batch: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The attention mask and the labels of a batch, where each has the shape of ``input_ids``; else None."""
+    ids = _field(batch, "input_ids")
+    if ids is None or ids.is_nested:
+        return None, None
+    found = (_field(batch, "attention_mask"), _field(batch, "labels"))
+    mask, labels = (t if t is not None and t.shape == ids.shape else None for t in found)
+    return mask, labels
+
+
+def _count_on_cpu(tensor: torch.Tensor | None, ignored: int) -> int | None:
+    if tensor is None or tensor.device.type != "cpu":
+        return None
+    return int(torch.count_nonzero(tensor != ignored))
+
+
+def _field(batch: Any, name: str) -> torch.Tensor | None:
+    """A tensor of the batch by key or attribute; looks into a sequence's first element too: ``(inputs, labels)``."""
+    if isinstance(batch, Mapping):
+        value = batch.get(name)
+    elif isinstance(batch, list | tuple) and not hasattr(batch, name):
+        return _field(batch[0], name) if batch and not isinstance(batch[0], torch.Tensor) else None
+    else:
+        value = None if isinstance(batch, torch.Tensor) else getattr(batch, name, None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _integer_tokens(batch: Any) -> torch.Tensor | None:
+    # Only the first tensor decides: an integer matrix behind images or features is a target, not text.
+    first = next(_tensors(batch), None)
+    return first if first is not None and first.ndim == 2 and first.dtype in _INTEGER_DTYPES else None
+
+
+def _embedded_tokens(batch: Any) -> int | None:
+    embeds = _field(batch, "inputs_embeds")
+    return embeds.shape[0] * embeds.shape[1] if embeds is not None and embeds.ndim == 3 else None
+
+
+def _tokens_and_samples(ids: torch.Tensor) -> tuple[int | None, int | None]:
+    if ids.is_nested:
+        values = _packed_values(ids)
+        return (ids.numel() if values is None else int(values.shape[0])), int(ids.size(0))
+    # A single row of packed documents has no sample axis.
+    return ids.numel(), (int(ids.shape[0]) if ids.ndim > 1 else None)
+
+
+def _packed_values(nested: torch.Tensor) -> torch.Tensor | None:
+    """The jagged layout's packed values, whose shape the host knows; None for the strided layout (a method there)."""
+    values = getattr(nested, "_values", None)
+    return values if isinstance(values, torch.Tensor) else None
+
+
+def _samples(batch: Any) -> int | None:
+    first = next(_tensors(batch), None)
+    if first is not None:
+        return int(first.size(0)) if first.ndim else None
+    return len(batch) if isinstance(batch, list | tuple) and batch else None
+
+
+def _tensors(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif depth < _MAX_DEPTH:
+        for part in _parts(batch):
+            yield from _tensors(part, depth + 1)
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    """The values that a container of any usual kind holds, in order; nothing for leaves."""
+    if isinstance(batch, Mapping):
+        return iter(batch.values())
+    if isinstance(batch, list | tuple):
+        return iter(batch[:1] if len(batch) > _MAX_LIST else batch)
+    if batch is None or isinstance(batch, str | bytes | int | float | bool):
+        return iter(())
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return iter([getattr(batch, f.name, None) for f in dataclasses.fields(batch)])
+    return iter(list(getattr(batch, "__dict__", {}).values()))
+
+
+def batch_signature(batch: Any) -> Hashable:
+    """Shapes, dtypes and need of gradient of every tensor of a batch, nested as they are; equal for equal work.
+
+    Reads no contents and takes a few microseconds for a usual batch. Numbers and strings are left out: a running index
+    in a batch must not make every step look new.
+
+    Example:
+        >>> batch_signature((torch.zeros(2, 8), None)) == batch_signature((torch.ones(2, 8), "text"))
+        True
+    """
+    return _signature(batch, 0)
+
+
+def _signature(batch: Any, depth: int) -> Hashable:
+    if isinstance(batch, torch.Tensor):
+        return _tensor_signature(batch)
+    if isinstance(batch, dict):
+        return (
+            tuple([(key, _signature(value, depth + 1)) for key, value in batch.items()]) if depth < _MAX_DEPTH else ()
+        )
+    if batch is None or isinstance(batch, str | bytes | int | float):
+        return None
+    if isinstance(batch, list | tuple):
+        if depth >= _MAX_DEPTH or len(batch) > _MAX_LIST:
+            return len(batch)
+        return tuple([_signature(value, depth + 1) for value in batch])
+    return _other_signature(batch, depth)
+
+
+def _tensor_signature(tensor: torch.Tensor) -> Hashable:
+    if tensor.is_nested:
+        values = _packed_values(tensor)
+        shape = tuple(values.shape) if values is not None else (tensor.dim(), tensor.numel())
+        return ("nested", shape, tensor.dtype, tensor.requires_grad)
+    return (tensor.shape, tensor.dtype, tensor.requires_grad)
+
+
+def _other_signature(batch: Any, depth: int) -> Hashable:
+    if depth >= _MAX_DEPTH:
+        return None
+    if isinstance(batch, Mapping):
+        return tuple([(str(key), _signature(batch[key], depth + 1)) for key in batch])
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):  # an array of another library
+        return (tuple(batch.shape), str(batch.dtype))
+    return tuple([_signature(part, depth + 1) for part in _parts(batch)])
+
+
+def resolve_tokens_function(spec: str | Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """The function that ``tokens=`` names; None for the default.
+
+    Raises:
+        ConfigurationError: neither a callable nor the import path of one.
+    """
+    if spec is None or (callable(spec) and not isinstance(spec, str)):
+        return spec
+    if not isinstance(spec, str):
+        raise ConfigurationError(_tokens_message(spec, f"it is {type(spec).__name__}"))
+    module_name, _, attribute = spec.partition(":") if ":" in spec else spec.rpartition(".")
+    if not module_name or not attribute:
+        raise ConfigurationError(_tokens_message(spec, "it names no module"))
+    try:
+        function = operator.attrgetter(attribute)(importlib.import_module(module_name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(_tokens_message(spec, f"it cannot be imported: {error}")) from error
+    if not callable(function):
+        raise ConfigurationError(_tokens_message(spec, "it is not callable"))
+    return function  # type: ignore[no-any-return]
+
+
+def _tokens_message(spec: object, problem: str) -> str:
+    return (
+        f"tokens={spec!r} is not allowed: {problem}; expected a function of the batch that returns its number of "
+        f"tokens, or its import path; example: tokens='my_project.data:count_tokens'"
+    )
+
+
+def call_tokens_function(function: Callable[[Any], Any], batch: Any) -> BatchCounts:
+    """Call the user's function and check its answer: a whole number of tokens, or a ``BatchCounts``.
+
+    Raises:
+        TypeError: the answer is of another type, or a tensor on an accelerator (reading it would wait for the device).
+        ValueError: the number is negative.
+    """
+    answer = function(batch)
+    if isinstance(answer, BatchCounts):
+        return answer
+    name = getattr(function, "__qualname__", repr(function))
+    if isinstance(answer, torch.Tensor) and answer.device.type != "cpu":
+        raise TypeError(
+            f"tokens function {name} returned a tensor on {answer.device}; reading it would make training wait for the "
+            f"device. Return a Python int made from shapes"
+        )
+    try:
+        tokens = None if isinstance(answer, bool) else operator.index(answer)
+    except TypeError:
+        tokens = None
+    if tokens is None:
+        raise TypeError(f"tokens function {name} returned {answer!r} ({type(answer).__name__}); expected an int")
+    if tokens < 0:
+        raise ValueError(f"tokens function {name} returned {tokens}; expected a number of tokens, 0 or more")
+    return BatchCounts(tokens=tokens, samples=_samples(batch))

@@ -1,0 +1,85 @@
+"""Stand-ins for what a test must control: clocks, events of a device, and counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+
+class FakeClock:
+    """A clock that moves only when told. Marks are floats, as the host's are."""
+
+    name = "fake"
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def elapsed_s(self, start: float, end: float) -> float | None:
+        return end - start
+
+
+@dataclass
+class FakeDevice:
+    """A device that runs behind the host: events recorded on it become ready when the test says so."""
+
+    now_ms: float = 0.0
+    reached_ms: float = 0.0
+    events: list[FakeEvent] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+
+    def advance(self, seconds: float) -> None:
+        """Queue work of so many seconds."""
+        self.now_ms += seconds * 1e3
+
+    def catch_up(self) -> None:
+        """The device reaches everything that is queued."""
+        self.reached_ms = self.now_ms
+
+    def event(self) -> FakeEvent:
+        self.events.append(FakeEvent(self))
+        return self.events[-1]
+
+
+class FakeEvent:
+    """What torch's timing events do, with a note of every call that would wait."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.at_ms: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self.at_ms = self.device.now_ms
+
+    def query(self) -> bool:
+        return self.at_ms is not None and self.at_ms <= self.device.reached_ms
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        if not (self.query() and end.query()):
+            raise RuntimeError("both events must be completed before calculating elapsed time")
+        assert self.at_ms is not None
+        assert end.at_ms is not None
+        return end.at_ms - self.at_ms
+
+    def synchronize(self) -> None:
+        self.device.waits.append("Event.synchronize")
+
+    def wait(self, stream: Any = None) -> None:
+        self.device.waits.append("Event.wait")
+
+
+@pytest.fixture
+def fake_clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def fake_device() -> FakeDevice:
+    return FakeDevice()
