@@ -156,6 +156,18 @@ def _gradients_asked(output_mask: Sequence[bool]) -> int:
     return sum(bool(wanted) for wanted in output_mask[:2])
 
 
+# torchvision's deformable convolution is a product over sampled columns; its backward makes the columns' gradient (for
+# input, offset and mask) by one product and the weight's by another.
+@formula("torchvision::deform_conv2d")
+def _deform_conv(call: OperatorCall) -> OpCost:
+    return OpCost(conv_flops(call.output.shape, call["weight"].shape))
+
+
+@formula("torchvision::_deform_conv2d_backward")
+def _deform_conv_backward(call: OperatorCall) -> OpCost:
+    return OpCost(2 * conv_flops(call["grad"].shape, call["weight"].shape))
+
+
 # --- quantised --------------------------------------------------------------------------------------------------------
 
 

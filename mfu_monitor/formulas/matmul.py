@@ -130,9 +130,28 @@ def _matmul_backward(call: OperatorCall) -> OpCost:
     return OpCost(one * sum(bool(wanted) for wanted in call["mask"]))
 
 
+@formula("aten::_foreach_mm")
+def _foreach_mm(call: OperatorCall) -> OpCost:
+    return OpCost(sum(_matrix_product_flops(a, b) for a, b in zip(call["self"], call["mat2"], strict=True)))
+
+
 @formula("inductor::_mm_plus_mm")
 def _mm_plus_mm(call: OperatorCall) -> OpCost:
     return OpCost(_matrix_product_flops(call["a"], call["b"]) + _matrix_product_flops(call["c"], call["d"]))
+
+
+# Tensor parallelism with products and collectives in one operator (torch/distributed/_symmetric_memory): the product that
+# this rank runs, the gathered rows included.
+@formula("symm_mem::fused_all_gather_matmul", "symm_mem::fused_all_gather_scaled_matmul")
+def _all_gather_matmul(call: OperatorCall) -> OpCost:
+    K = call["A"].shape[-1]
+    return OpCost(sum(contraction_flops(result.numel(), K) for result in call.output[1]))
+
+
+@formula("symm_mem::fused_matmul_reduce_scatter", "symm_mem::fused_scaled_matmul_reduce_scatter")
+def _matmul_reduce_scatter(call: OperatorCall) -> OpCost:
+    rows_times_contraction, N = call["A"].numel(), call["B"].shape[-1]
+    return OpCost(contraction_flops(rows_times_contraction, N))
 
 
 # --- the three-way product of nn.Bilinear -----------------------------------------------------------------------------
@@ -269,6 +288,11 @@ def _dyn_quant_matmul(call: OperatorCall) -> OpCost:
     return OpCost(contraction_flops(call.output.numel(), call["in_features"]), precision="int8")
 
 
+@formula("aten::_mixed_dtypes_linear")
+def _mixed_dtypes_linear(call: OperatorCall) -> OpCost:
+    return OpCost(contraction_flops(call.output.numel(), call["input"].shape[-1]))
+
+
 @formula(
     "mkldnn::_linear_pointwise",
     "mkl::_mkl_linear",
@@ -367,7 +391,7 @@ def _sparse_mm_reduce_backward(call: OperatorCall) -> OpCost:
     return OpCost(one * sum(bool(wanted) for wanted in call["output_mask"]))
 
 
-# --- distances --------------------------------------------------------------------------------------------------------
+# --- distances and grids ------------------------------------------------------------------------------------------------
 
 CDIST_MM_ROWS = 25
 """From this many rows on, ``cdist`` uses a product by default (aten/src/ATen/native/Distance.cpp, ``cdist_impl``)."""
@@ -380,8 +404,28 @@ def _cdist(call: OperatorCall) -> OpCost:
     by_product = call["p"] == 2 and (mode == 1 or (mode == 0 and (P > CDIST_MM_ROWS or R > CDIST_MM_ROWS)))
     if not by_product:
         return OpCost(0)
+    return OpCost(_distance_flops(call))
+
+
+@formula("aten::_euclidean_dist")
+def _euclidean_dist(call: OperatorCall) -> OpCost:
+    return OpCost(_distance_flops(call))
+
+
+def _distance_flops(call: OperatorCall) -> int:
     # |x|^2 - 2 x.y + |y|^2 as one product: the two norms are two more columns.
-    return OpCost(contraction_flops(call.output.numel(), call["x1"].shape[-1] + 2))
+    return contraction_flops(call.output.numel(), call["x1"].shape[-1] + 2)
+
+
+@formula("aten::affine_grid_generator", "aten::cudnn_affine_grid_generator")
+def _affine_grid(call: OperatorCall) -> OpCost:
+    # Homogeneous base points, (points, d+1), by the transposed map, (d+1, d): a sum over d+1 for every coordinate.
+    return OpCost(contraction_flops(call.output.numel(), call.output.shape[-1] + 1))
+
+
+@formula("aten::cudnn_affine_grid_generator_backward")
+def _affine_grid_backward(call: OperatorCall) -> OpCost:
+    return OpCost(contraction_flops(call["grad"].numel(), call["grad"].shape[-1] + 1))
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------

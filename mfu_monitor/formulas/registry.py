@@ -123,8 +123,14 @@ def formula(*names: str) -> Callable[[Formula], Formula]:
 
 
 def find_formula(name: str) -> Formula | None:
-    """The formula of a qualified operator name, the user's before ours; None if there is none."""
-    return _user_formulas.get(name) or _own_formulas.get(name)
+    """The formula of a qualified operator name, the user's before ours; None if there is none.
+
+    An in-place operator (``aten::addmm_``) has the formula of the operator that it is the in-place form of.
+    """
+    found = _user_formulas.get(name) or _own_formulas.get(name)
+    if found is None and name.endswith("_") and not name.endswith("__"):
+        return find_formula(name[:-1])
+    return found
 
 
 def registered_names() -> frozenset[str]:
