@@ -49,7 +49,7 @@ def conv_transpose_flops(input_shape: Sequence[int], weight_shape: Sequence[int]
 @formula("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
 def _convolution(call: OperatorCall) -> OpCost:
     input, weight = call["input"], call["weight"]
-    return OpCost(_one_pass(input.shape, call.output.shape, weight, transposed=call["transposed"]))
+    return OpCost(_one_pass(input.shape, call.result.shape, weight, transposed=call["transposed"]))
 
 
 @formula(
@@ -71,13 +71,13 @@ def _convolution(call: OperatorCall) -> OpCost:
 )
 def _backend_convolution(call: OperatorCall) -> OpCost:
     weight = call["weight"]
-    return OpCost(conv_flops(call.output.shape, weight.shape, is_complex=weight.dtype.is_complex))
+    return OpCost(conv_flops(call.result.shape, weight.shape, is_complex=weight.dtype.is_complex))
 
 
 @formula("aten::_slow_conv2d_forward")
 def _slow_conv2d(call: OperatorCall) -> OpCost:
     # The weight may come flattened to (C_out, C_in*kh*kw): the elements for one output channel are the same.
-    return OpCost(conv_flops(call.output.shape, call["weight"].shape))
+    return OpCost(conv_flops(call.result.shape, call["weight"].shape))
 
 
 @formula(
@@ -96,18 +96,18 @@ def _backend_conv_transpose(call: OperatorCall) -> OpCost:
 def _conv_tbc(call: OperatorCall) -> OpCost:
     # Time x batch x channel with the weight (taps, C_in, C_out): a sum over taps and C_in for every output element.
     taps, C_in, _ = call["weight"].shape
-    return OpCost(2 * call.output.numel() * taps * C_in)
+    return OpCost(2 * call.result.numel() * taps * C_in)
 
 
 @formula("mkldnn::_convolution_pointwise", "mkldnn::_convolution_pointwise_")
 def _fused_convolution(call: OperatorCall) -> OpCost:
-    return OpCost(conv_flops(call.output.shape, call["W"].shape))
+    return OpCost(conv_flops(call.result.shape, call["W"].shape))
 
 
 @formula("mkldnn::_convolution_transpose_pointwise")
 def _fused_conv_transpose(call: OperatorCall) -> OpCost:
     # A prepacked weight may have its two channel dimensions swapped; the output's channels cannot be mistaken.
-    input, weight, C_out = call["X"], call["W"], call.output.shape[-weight_spatial_rank(call["W"]) - 1]
+    input, weight, C_out = call["X"], call["W"], call.result.shape[-weight_spatial_rank(call["W"]) - 1]
     return OpCost(conv_transpose_flops(input.shape, (1, C_out // call["groups"], *weight.shape[2:])))
 
 
@@ -160,7 +160,7 @@ def _gradients_asked(output_mask: Sequence[bool]) -> int:
 # input, offset and mask) by one product and the weight's by another.
 @formula("torchvision::deform_conv2d")
 def _deform_conv(call: OperatorCall) -> OpCost:
-    return OpCost(conv_flops(call.output.shape, call["weight"].shape))
+    return OpCost(conv_flops(call.result.shape, call["weight"].shape))
 
 
 @formula("torchvision::_deform_conv2d_backward")
@@ -183,7 +183,7 @@ def _deform_conv_backward(call: OperatorCall) -> OpCost:
     )
 )
 def _quantized_convolution(call: OperatorCall) -> OpCost:
-    return OpCost(conv_flops(call.output.shape, _packed_weight_shape(call)), precision="int8")
+    return OpCost(conv_flops(call.result.shape, _packed_weight_shape(call)), precision="int8")
 
 
 @formula(
@@ -206,6 +206,6 @@ def _onednn_quantized_convolution(call: OperatorCall) -> OpCost:
     # Prepacked weights keep the logical (C_out, C_in/groups, *kernel), or (groups, C_out/groups, C_in/groups, *kernel).
     weight = call["qw"]
     per_output = (
-        math.prod(weight.shape[1:]) if len(weight.shape) == len(call.output.shape) else math.prod(weight.shape[2:])
+        math.prod(weight.shape[1:]) if len(weight.shape) == len(call.result.shape) else math.prod(weight.shape[2:])
     )
-    return OpCost(conv_flops(call.output.shape, (1, per_output)), precision="int8")
+    return OpCost(conv_flops(call.result.shape, (1, per_output)), precision="int8")

@@ -51,6 +51,17 @@ class OperatorCall:
     def __getitem__(self, argument: str) -> Any:
         return self.arguments[argument]
 
+    @property
+    def result(self) -> torch.Tensor:
+        """The result: the first of several, or the ``out`` argument of an operator that returns nothing."""
+        out = self.arguments.get("out")
+        if isinstance(out, torch.Tensor):
+            return out
+        result = self.output[0] if isinstance(self.output, (tuple, list)) else self.output
+        if not isinstance(result, torch.Tensor):
+            raise UncountableCallError(f"{self.name} returned {type(result).__name__}, where a tensor was expected")
+        return result
+
     def get(self, argument: str, default: Any = None) -> Any:
         """The argument, or ``default`` where this version of the operator has none of that name."""
         return self.arguments.get(argument, default)

@@ -96,7 +96,7 @@ def _linear(call: OperatorCall) -> OpCost:
     if is_sparse(weight):
         rows = input.numel() // input.shape[-1]
         return OpCost(sparse_matmul_flops(stored_values(weight), rows, is_complex=_is_complex(input)))
-    return OpCost(contraction_flops(call.output.numel(), input.shape[-1], is_complex=_is_complex(input)))
+    return OpCost(contraction_flops(call.result.numel(), input.shape[-1], is_complex=_is_complex(input)))
 
 
 @formula("aten::matmul")
@@ -104,7 +104,7 @@ def _matmul(call: OperatorCall) -> OpCost:
     left, right = call["self"], call["other"]
     if is_sparse(left) or is_sparse(right):
         return OpCost(_matrix_product_flops(left, right))
-    return OpCost(contraction_flops(call.output.numel(), left.shape[-1], is_complex=_is_complex(left)))
+    return OpCost(contraction_flops(call.result.numel(), left.shape[-1], is_complex=_is_complex(left)))
 
 
 @formula("aten::linear_backward", "aten::mkldnn_linear_backward")
@@ -140,8 +140,8 @@ def _mm_plus_mm(call: OperatorCall) -> OpCost:
     return OpCost(_matrix_product_flops(call["a"], call["b"]) + _matrix_product_flops(call["c"], call["d"]))
 
 
-# Tensor parallelism with products and collectives in one operator (torch/distributed/_symmetric_memory): the product that
-# this rank runs, the gathered rows included.
+# Tensor parallelism with products and collectives in one operator (torch/distributed/_symmetric_memory): the product
+# that this rank runs, the gathered rows included.
 @formula("symm_mem::fused_all_gather_matmul", "symm_mem::fused_all_gather_scaled_matmul")
 def _all_gather_matmul(call: OperatorCall) -> OpCost:
     K = call["A"].shape[-1]
@@ -280,17 +280,17 @@ def last_offset(offs: torch.Tensor | None) -> int | None:
 )
 def _packed_weight_mm(call: OperatorCall) -> OpCost:
     # The weight is unpacked on the fly and the product runs in the precision of the activations, (M, K).
-    return OpCost(contraction_flops(call.output.numel(), call["self"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["self"].shape[-1]))
 
 
 @formula("aten::_dyn_quant_matmul_4bit")
 def _dyn_quant_matmul(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["in_features"]), precision="int8")
+    return OpCost(contraction_flops(call.result.numel(), call["in_features"]), precision="int8")
 
 
 @formula("aten::_mixed_dtypes_linear")
 def _mixed_dtypes_linear(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["input"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["input"].shape[-1]))
 
 
 @formula(
@@ -301,12 +301,12 @@ def _mixed_dtypes_linear(call: OperatorCall) -> OpCost:
     "quantized::linear_dynamic_fp16_unpacked_weight",
 )
 def _prepacked_linear(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["X"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["X"].shape[-1]))
 
 
 @formula("onednn::linear_dynamic_fp16", "onednn::linear_relu_dynamic_fp16")
 def _onednn_fp16_linear(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["x"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["x"].shape[-1]))
 
 
 @formula(
@@ -322,30 +322,29 @@ def _onednn_fp16_linear(call: OperatorCall) -> OpCost:
     "_quantized::linear_dynamic",
 )
 def _quantized_linear(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["X"].shape[-1]), precision="int8")
+    return OpCost(contraction_flops(call.result.numel(), call["X"].shape[-1]), precision="int8")
 
 
 @formula("onednn::qlinear_pointwise")
 def _onednn_quantized_linear(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["qx"].shape[-1]), precision="int8")
+    return OpCost(contraction_flops(call.result.numel(), call["qx"].shape[-1]), precision="int8")
 
 
 @formula("quantized::matmul")
 def _quantized_matmul(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["qa"].shape[-1]), precision="int8")
+    return OpCost(contraction_flops(call.result.numel(), call["qa"].shape[-1]), precision="int8")
 
 
-# bitsandbytes registers its kernels as operators (bitsandbytes/_ops.py): int8 A (.., K) with int8 B (N, K), and a
-# vector A (.., K) with a packed 4-bit weight of logical shape shapeB.
+# bitsandbytes registers its kernels as operators (bitsandbytes/_ops.py): int8 A (.., K) with int8 B (N, K), and
+# floating A (.., K) with a packed weight of logical shape (N, K).
 @formula("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm")
 def _bitsandbytes_int8(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["A"].shape[-1]), precision="int8")
+    return OpCost(contraction_flops(call.result.numel(), call["A"].shape[-1]), precision="int8")
 
 
-@formula("bitsandbytes::int8_mixed_scaled_mm", "bitsandbytes::gemv_4bit")
+@formula("bitsandbytes::int8_mixed_scaled_mm", "bitsandbytes::gemv_4bit", "bitsandbytes::gemm_4bit")
 def _bitsandbytes_mixed(call: OperatorCall) -> OpCost:
-    output = call.output[0] if isinstance(call.output, (tuple, list)) else call.output
-    return OpCost(contraction_flops(output.numel(), call["A"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["A"].shape[-1]))
 
 
 # --- sparse -----------------------------------------------------------------------------------------------------------
@@ -354,18 +353,18 @@ def _bitsandbytes_mixed(call: OperatorCall) -> OpCost:
 @formula("aten::_sparse_semi_structured_linear")
 def _semi_structured_linear(call: OperatorCall) -> OpCost:
     # The weight holds the kept half of each row, (O, I/2): a sparse product costs its stored values.
-    return OpCost(contraction_flops(call.output.numel(), call["weight"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["weight"].shape[-1]))
 
 
 @formula("aten::_sparse_semi_structured_mm", "aten::_sparse_semi_structured_addmm")
 def _semi_structured_mm(call: OperatorCall) -> OpCost:
-    return OpCost(contraction_flops(call.output.numel(), call["mat1"].shape[-1]))
+    return OpCost(contraction_flops(call.result.numel(), call["mat1"].shape[-1]))
 
 
 @formula("aten::_cslt_sparse_mm")
 def _cslt_sparse_mm(call: OperatorCall) -> OpCost:
     # 2:4 sparsity keeps two of four along K, the rows of the dense operand.
-    return OpCost(contraction_flops(call.output.numel(), call["dense_B"].shape[0] // 2))
+    return OpCost(contraction_flops(call.result.numel(), call["dense_B"].shape[0] // 2))
 
 
 @formula("aten::hspmm")
@@ -391,7 +390,7 @@ def _sparse_mm_reduce_backward(call: OperatorCall) -> OpCost:
     return OpCost(one * sum(bool(wanted) for wanted in call["output_mask"]))
 
 
-# --- distances and grids ------------------------------------------------------------------------------------------------
+# --- distances and grids ---------------------------------------------------------------------------------------------
 
 CDIST_MM_ROWS = 25
 """From this many rows on, ``cdist`` uses a product by default (aten/src/ATen/native/Distance.cpp, ``cdist_impl``)."""
@@ -414,13 +413,13 @@ def _euclidean_dist(call: OperatorCall) -> OpCost:
 
 def _distance_flops(call: OperatorCall) -> int:
     # |x|^2 - 2 x.y + |y|^2 as one product: the two norms are two more columns.
-    return contraction_flops(call.output.numel(), call["x1"].shape[-1] + 2)
+    return contraction_flops(call.result.numel(), call["x1"].shape[-1] + 2)
 
 
 @formula("aten::affine_grid_generator", "aten::cudnn_affine_grid_generator")
 def _affine_grid(call: OperatorCall) -> OpCost:
     # Homogeneous base points, (points, d+1), by the transposed map, (d+1, d): a sum over d+1 for every coordinate.
-    return OpCost(contraction_flops(call.output.numel(), call.output.shape[-1] + 1))
+    return OpCost(contraction_flops(call.result.numel(), call.result.shape[-1] + 1))
 
 
 @formula("aten::cudnn_affine_grid_generator_backward")
