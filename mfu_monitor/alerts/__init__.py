@@ -1,0 +1,18 @@
+"""Readings in, alerts out: detection and cause, pure and replayable from JSONL."""
+
+from mfu_monitor.alerts.causes import attribute_loss
+from mfu_monitor.alerts.config import AlertConfig
+from mfu_monitor.alerts.detector import AlertDetector
+from mfu_monitor.alerts.figures import WindowFigures, figures_of, mean_figures
+from mfu_monitor.alerts.records import Alert, CauseShare
+
+__all__ = [
+    "Alert",
+    "AlertConfig",
+    "AlertDetector",
+    "CauseShare",
+    "WindowFigures",
+    "attribute_loss",
+    "figures_of",
+    "mean_figures",
+]

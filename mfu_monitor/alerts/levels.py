@@ -1,0 +1,85 @@
+"""Robust levels of a noisy series, and the boundaries below which it counts as fallen. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mfu_monitor.alerts.config import AlertConfig
+
+__all__ = ["Level", "drop_boundary", "recovery_boundary", "robust_level", "sag_boundary", "time_level", "weak_boundary"]
+
+_MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal series over its median absolute deviation: 1 / Phi^-1(3/4)."""
+_MEDIAN_EFFICIENCY = 1.2533
+"""Standard error of a median over that of a mean, for a normal series: sqrt(pi / 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Median of a series and its noise from window to window, relative to the median."""
+
+    median: float
+    noise: float
+
+    def error(self, windows: int) -> float:
+        """Relative standard error of the median of so many windows."""
+        return _MEDIAN_EFFICIENCY * self.noise / math.sqrt(windows)
+
+
+def robust_level(signals: Sequence[float]) -> Level:
+    """Median and relative noise (from the median absolute deviation) of at least one signal.
+
+    Example:
+        >>> robust_level([0.44, 0.45, 0.46, 0.10]).median
+        0.445
+    """
+    median = statistics.median(signals)
+    deviation = statistics.median(abs(signal - median) for signal in signals)
+    return Level(median, _MAD_TO_SIGMA * deviation / median)
+
+
+def time_level(signals: Sequence[float]) -> float:
+    """The level by time (harmonic mean) without the slowest 4% of windows.
+
+    A median does not see one slow window in ten, and a mean of MFU sees too little of it: half of the time may go
+    there.
+    The trimming keeps a few lone spikes out.
+    """
+    times = sorted(1 / signal for signal in signals)
+    kept = times[: max(1, len(times) - math.ceil(0.04 * len(times)))]
+    return len(kept) / sum(kept)
+
+
+def weak_boundary(level: Level, config: AlertConfig) -> float:
+    """A window below it may belong to a drop; above it, the drop (if it was one) is over.
+
+    Near the healthy side, so that noise seldom interrupts a real drop of ``config.drop``.
+    """
+    return level.median * (1 - 0.35 * config.drop)
+
+
+def drop_boundary(level: Level, config: AlertConfig) -> float:
+    """The median of ``config.sustain`` windows below it is a drop of ``config.drop``, within its own noise.
+
+    Half of the medians around an exact 10% drop are above 90%: so 2.5 standard errors are allowed, at most 0.4 of the
+    drop. At least 5.5 standard errors below the baseline, so that plain noise never gets there.
+    """
+    error = level.error(config.sustain)
+    told = config.drop - min(2.5 * error, 0.4 * config.drop)
+    return level.median * (1 - max(told, 5.5 * error))
+
+
+def sag_boundary(best: float, level: Level, config: AlertConfig) -> float:
+    """The long level below it has sagged from its best.
+
+    0.7 of the drop: both ends are means over ``long_windows`` of a slope, which hides part of a slow fall.
+    """
+    return best * (1 - max(0.7 * config.drop, 6 * level.error(config.long_windows)))
+
+
+def recovery_boundary(reference: float, config: AlertConfig) -> float:
+    """A level above it has recovered. Well above ``drop_boundary``, so that one incident is not told twice."""
+    return reference * (1 - 0.3 * config.drop)

@@ -1,0 +1,90 @@
+"""The words of an alert: what was seen, what was expected, the likely cause, the next action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mfu_monitor.alerts.causes import next_action
+from mfu_monitor.alerts.figures import WindowFigures
+from mfu_monitor.alerts.records import CauseShare
+
+__all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "recovery_message"]
+
+_NAMED = 3
+"""Causes in one message; the rest is in ``Alert.causes``."""
+
+
+def drop_message(
+    kind: str, before: WindowFigures, after: WindowFigures, loss: float, causes: Sequence[CauseShare]
+) -> str:
+    """A drop or a sag, with its causes."""
+    verb = {"drop": "fell", "sag": "sagged slowly", "recurring": "is lost to slow windows that keep coming back:"}[kind]
+    return f"{_what(before, after)} {verb} by {loss:.0%} (steps {_steps(after)}).{_because(causes)}"
+
+
+def floor_message(floor: float, after: WindowFigures, causes: Sequence[CauseShare]) -> str:
+    """A level below the absolute floor."""
+    mfu = f"{after.mfu:.1%}" if after.mfu is not None else "unknown"
+    return f"MFU {mfu} is below the floor of {floor:.1%} (steps {_steps(after)}).{_because(causes)}"
+
+
+def recovery_message(opened_step: int, after: WindowFigures, baseline: float | None) -> str:
+    """The end of an incident."""
+    level = f"MFU is {after.mfu:.1%} (steps {_steps(after)})" if after.mfu is not None else f"Steps {_steps(after)}"
+    before = f", {baseline:.1%} before" if baseline is not None else ""
+    return f"Recovered: {level}{before}. The incident that was told at step {opened_step} is over."
+
+
+def change_message(
+    before: WindowFigures, after: WindowFigures, causes: Sequence[CauseShare], closed: int | None
+) -> str:
+    """Another kind of step: no drop, a new baseline."""
+    seen = "; ".join(describe_cause(cause) for cause in causes)
+    levels = f" MFU {before.mfu:.1%} -> {after.mfu:.1%}." if before.mfu and after.mfu else ""
+    end = (
+        f" The alert of step {closed} is closed: the levels cannot be compared any more." if closed is not None else ""
+    )
+    return f"The steps changed at step {after.first_step}: {seen}.{levels} A new baseline starts here.{end}"
+
+
+def describe_cause(cause: CauseShare) -> str:
+    """One factor in words, with its figures.
+
+    Example:
+        >>> describe_cause(alert.causes[0])
+        'waiting for data (2% -> 25% of the step), 0.01 -> 0.125 s/step'
+    """
+    if cause.before is None or cause.after is None:
+        return cause.description
+    return f"{cause.description}, {_number(cause.before)} -> {_number(cause.after)} {cause.unit}"
+
+
+def _what(before: WindowFigures, after: WindowFigures) -> str:
+    """Which figure fell, from what to what."""
+    name = before.label[0]
+    if name != "mfu" or before.mfu is None or after.mfu is None:
+        words = "Useful throughput" if name == "mfu" else str(name).replace("_per_s", " per second").replace("_", " ")
+        return f"{words[0].upper()}{words[1:]}, {_number(before.signal)} -> {_number(after.signal)},"
+    if after.mfu / before.mfu > 0.5 + 0.5 * after.signal / before.signal:
+        # Most of the loss is not in the windows' MFU but beside it.
+        return (
+            f"MFU stays ({before.mfu:.1%} -> {after.mfu:.1%}), but useful work (tokens that are not padding, "
+            "time not spent compiling)"
+        )
+    return f"MFU, {before.mfu:.1%} -> {after.mfu:.1%},"
+
+
+def _because(causes: Sequence[CauseShare]) -> str:
+    told = [cause for cause in causes if cause.share_of_loss is not None][:_NAMED]
+    if not told:
+        return " Cause: unknown, no factor that is measured got worse."
+    parts = "; ".join(f"{describe_cause(c)}: {c.share_of_loss:.0%} of the loss" for c in told)
+    return f" Cause: {parts}. Next: {next_action(told[0].name)}."
+
+
+def _steps(figures: WindowFigures) -> str:
+    return f"{figures.first_step}-{figures.step}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1e6 else f"{value:.3e}"
