@@ -91,6 +91,8 @@ def clock_for(device: torch.device | str | None) -> Clock:
 def _has_timing_events(kind: str) -> bool:
     try:
         module = torch.get_device_module(kind)
+        if not module.is_available():
+            return False
         module.Event(enable_timing=True)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
