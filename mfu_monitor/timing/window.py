@@ -1,8 +1,8 @@
 """Windows of steps: marks collected while training runs, turned into seconds once the clock has reached them.
 
-The time of a run is one line of edges. Each interval between two edges has a label: a phase of a step, the wait for data
-between steps, or a reason for which it is left out. Nothing is added up while steps run; a window that is closed waits
-until its last mark is reached, and then every second of it goes to exactly one label.
+The time of a run is one line of edges. Each interval between two edges has a label: a phase of a step, the wait for
+data between steps, or a reason for which it is left out. Nothing is added up while steps run; a window that is closed
+waits until its last mark is reached, and then every second of it goes to exactly one label.
 """
 
 from __future__ import annotations

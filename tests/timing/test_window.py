@@ -12,6 +12,8 @@ from mfu_monitor.timing.clock import CudaEventClock
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.timing.window import WindowBuilder
 
+approx: Any = pytest.approx
+
 
 @pytest.fixture
 def builder(fake_clock: Any) -> WindowBuilder:
@@ -41,9 +43,9 @@ class TestWhatCounts:
                 builder.resume("validation")
         builder.close_window()
         window = only_window(builder)
-        assert window.elapsed_s == pytest.approx(10.0)
-        assert window.wall_s == pytest.approx(15.0)
-        assert window.excluded_s == {"validation": pytest.approx(5.0)}
+        assert window.elapsed_s == approx(10.0)
+        assert window.wall_s == approx(15.0)
+        assert window.excluded_s == {"validation": approx(5.0)}
         assert (window.first_step, window.last_step, window.steps) == (0, 9, 10)
 
     def test_the_wait_for_data_is_counted(self, builder: WindowBuilder, fake_clock: Any) -> None:
@@ -54,8 +56,8 @@ class TestWhatCounts:
             run_step(builder, fake_clock, 1.0, step=step)
         builder.close_window()
         window = builder.resolved()[-1]
-        assert window.elapsed_s == pytest.approx(15.0)
-        assert window.data_wait_s == pytest.approx(5.0)
+        assert window.elapsed_s == approx(15.0)
+        assert window.data_wait_s == approx(5.0)
 
     def test_a_step_that_compiles_is_not_averaged(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 25.1, excluded="compile")
@@ -63,9 +65,9 @@ class TestWhatCounts:
             run_step(builder, fake_clock, 4.65, step=step)
         builder.close_window()
         window = only_window(builder)
-        assert window.elapsed_s / window.steps == pytest.approx(4.65)
+        assert window.elapsed_s / window.steps == approx(4.65)
         assert (window.steps, window.excluded_steps) == (4, 1)
-        assert window.excluded_s == {"compile": pytest.approx(25.1)}
+        assert window.excluded_s == {"compile": approx(25.1)}
 
     def test_the_wait_before_an_excluded_step_goes_with_it(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 1.0)
@@ -73,8 +75,8 @@ class TestWhatCounts:
         run_step(builder, fake_clock, 3.0, step=1, excluded="counted")
         builder.close_window()
         window = only_window(builder)
-        assert window.elapsed_s == pytest.approx(1.0)
-        assert window.excluded_s == {"counted": pytest.approx(3.5)}
+        assert window.elapsed_s == approx(1.0)
+        assert window.excluded_s == {"counted": approx(3.5)}
 
     def test_a_pause_inside_an_excluded_step_keeps_its_own_reason(
         self, builder: WindowBuilder, fake_clock: Any
@@ -86,7 +88,7 @@ class TestWhatCounts:
         builder.resume("sampling")
         builder.end_step(excluded="counted")
         builder.close_window()
-        assert only_window(builder).excluded_s == {"counted": pytest.approx(1.0), "sampling": pytest.approx(2.0)}
+        assert only_window(builder).excluded_s == {"counted": approx(1.0), "sampling": approx(2.0)}
 
     def test_an_aborted_step_is_no_step(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 1.0)
@@ -96,15 +98,15 @@ class TestWhatCounts:
         run_step(builder, fake_clock, 1.0, step=1)
         builder.close_window()
         window = only_window(builder)
-        assert (window.steps, window.elapsed_s) == (2, pytest.approx(2.0))
-        assert window.excluded_s == {"aborted": pytest.approx(7.0)}
+        assert (window.steps, window.elapsed_s) == (2, approx(2.0))
+        assert window.excluded_s == {"aborted": approx(7.0)}
 
     def test_a_step_whose_end_never_came_is_aborted_by_the_next(self, builder: WindowBuilder, fake_clock: Any) -> None:
         builder.begin_step(0)
         fake_clock.advance(3.0)
         run_step(builder, fake_clock, 1.0, step=1)
         builder.close_window()
-        assert only_window(builder).elapsed_s == pytest.approx(1.0)
+        assert only_window(builder).elapsed_s == approx(1.0)
 
 
 class TestPauses:
@@ -123,8 +125,8 @@ class TestPauses:
         run_step(builder, fake_clock, 1.0)
         builder.close_window()
         window = only_window(builder)
-        assert window.excluded_s == {"validation": pytest.approx(5.0), "checkpoint": pytest.approx(2.0)}
-        assert window.elapsed_s == pytest.approx(2.25)
+        assert window.excluded_s == {"validation": approx(5.0), "checkpoint": approx(2.0)}
+        assert window.elapsed_s == approx(2.25)
 
     def test_a_pause_that_nobody_ends_ends_with_the_next_step(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 1.0)
@@ -133,14 +135,14 @@ class TestPauses:
         run_step(builder, fake_clock, 1.0, step=1)
         builder.close_window()
         window = only_window(builder)
-        assert (window.elapsed_s, window.excluded_s) == (pytest.approx(2.0), {"checkpoint": pytest.approx(9.0)})
+        assert (window.elapsed_s, window.excluded_s) == (approx(2.0), {"checkpoint": approx(9.0)})
 
     def test_resuming_what_was_not_paused_changes_nothing(self, builder: WindowBuilder, fake_clock: Any) -> None:
         builder.resume("validation")
         run_step(builder, fake_clock, 1.0)
         builder.resume("validation")
         builder.close_window()
-        assert only_window(builder).elapsed_s == pytest.approx(1.0)
+        assert only_window(builder).elapsed_s == approx(1.0)
 
     def test_time_before_the_first_step_is_in_no_window(self, builder: WindowBuilder, fake_clock: Any) -> None:
         builder.pause("sanity check")
@@ -149,7 +151,7 @@ class TestPauses:
         fake_clock.advance(10.0)
         run_step(builder, fake_clock, 1.0)
         builder.close_window()
-        assert only_window(builder).wall_s == pytest.approx(1.0)
+        assert only_window(builder).wall_s == approx(1.0)
 
 
 class TestPhases:
@@ -167,9 +169,9 @@ class TestPhases:
         builder.close_window()
         window = builder.resolved()[-1]
         parts = (window.data_wait_s, window.forward_s, window.backward_s, window.optimizer_s, window.other_s)
-        assert parts == tuple(pytest.approx(s) for s in (0.5, 1.0, 2.0, 0.25, 0.125))
-        assert window.elapsed_s == pytest.approx(3.875)
-        assert window.user_phase_s == {"my_metric": pytest.approx(0.125)}
+        assert parts == tuple(approx(s) for s in (0.5, 1.0, 2.0, 0.25, 0.125))
+        assert window.elapsed_s == approx(3.875)
+        assert window.user_phase_s == {"my_metric": approx(0.125)}
 
     def test_without_marks_the_parts_are_unknown(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 1.0)
@@ -196,7 +198,7 @@ class TestPhases:
         fake_clock.advance(2.0)
         builder.end_step()
         builder.close_window()
-        assert only_window(builder).backward_s == pytest.approx(2.0)
+        assert only_window(builder).backward_s == approx(2.0)
 
     @pytest.mark.parametrize(("in_step", "expected_wait"), [(True, 0.0), (False, 1.0)])
     def test_the_copy_to_the_device_counts_where_it_happens(
@@ -213,7 +215,7 @@ class TestPhases:
         builder.end_step()
         builder.close_window()
         window = builder.resolved()[-1]
-        assert (window.h2d_copy_s, window.data_wait_s) == (pytest.approx(1.0), pytest.approx(expected_wait))
+        assert (window.h2d_copy_s, window.data_wait_s) == (approx(1.0), approx(expected_wait))
 
     def test_callbacks_between_steps_are_told_from_waiting(self, builder: WindowBuilder, fake_clock: Any) -> None:
         run_step(builder, fake_clock, 1.0)
@@ -224,8 +226,8 @@ class TestPhases:
         run_step(builder, fake_clock, 1.0, step=1)
         builder.close_window()
         window = only_window(builder)
-        assert (window.between_s, window.data_wait_s) == (pytest.approx(0.5), pytest.approx(0.25))
-        assert window.elapsed_s == pytest.approx(2.75)
+        assert (window.between_s, window.data_wait_s) == (approx(0.5), approx(0.25))
+        assert window.elapsed_s == approx(2.75)
 
 
 class TestEdges:
@@ -240,7 +242,7 @@ class TestEdges:
         run_step(builder, fake_clock, 1.0, step=1)
         builder.close_window()
         first, second = builder.resolved()
-        assert (first.elapsed_s, second.elapsed_s) == (pytest.approx(1.0), pytest.approx(4.0))
+        assert (first.elapsed_s, second.elapsed_s) == (approx(1.0), approx(4.0))
 
     def test_a_window_without_steps_is_none(self, builder: WindowBuilder, fake_clock: Any) -> None:
         builder.close_window()
@@ -253,7 +255,7 @@ class TestEdges:
         run_step(builder, fake_clock, 1.0)
         fake_clock.advance(5.0)
         builder.stop()
-        assert only_window(builder).elapsed_s == pytest.approx(1.0)
+        assert only_window(builder).elapsed_s == approx(1.0)
 
     def test_the_time_between_two_runs_is_in_no_window_and_no_total(
         self, builder: WindowBuilder, fake_clock: Any
@@ -263,8 +265,8 @@ class TestEdges:
         fake_clock.advance(1000.0)
         run_step(builder, fake_clock, 2.0, step=1)
         builder.stop()
-        assert [w.wall_s for w in builder.resolved()] == [pytest.approx(1.0), pytest.approx(2.0)]
-        assert builder.wall_s == pytest.approx(3.0)
+        assert [w.wall_s for w in builder.resolved()] == [approx(1.0), approx(2.0)]
+        assert builder.wall_s == approx(3.0)
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(
@@ -275,7 +277,7 @@ class TestEdges:
     )
     def test_every_second_has_exactly_one_place(self, fake_clock: Any, actions: list[str]) -> None:
         builder = WindowBuilder(clock=fake_clock, host_clock=fake_clock)
-        do = {
+        do: dict[str, Any] = {
             "step": lambda: run_step(builder, fake_clock, 1.0),
             "counted": lambda: run_step(builder, fake_clock, 1.0, excluded="counted"),
             "pause": lambda: builder.pause("validation"),
@@ -291,10 +293,10 @@ class TestEdges:
             fake_clock.advance(1.0)
         builder.stop()
         for window in builder.resolved():
-            assert window.elapsed_s + sum(window.excluded_s.values()) == pytest.approx(window.wall_s)
+            assert window.elapsed_s + sum(window.excluded_s.values()) == approx(window.wall_s)
             parts = (window.data_wait_s, window.forward_s, window.other_s)
             if window.forward_s is not None:
-                assert sum(part or 0.0 for part in parts) == pytest.approx(window.elapsed_s)
+                assert sum(part or 0.0 for part in parts) == approx(window.elapsed_s)
 
 
 class TestBackwardClock:
@@ -309,7 +311,7 @@ class TestBackwardClock:
         spoilt, good = builder.resolved()
         assert "went backwards by 0.5 s" in str(spoilt.invalid_reason)
         assert (spoilt.elapsed_s, spoilt.data_wait_s) == (0.0, None)
-        assert (good.invalid_reason, good.elapsed_s) == (None, pytest.approx(1.0))
+        assert (good.invalid_reason, good.elapsed_s) == (None, approx(1.0))
 
 
 class TestDeviceClock:
@@ -332,8 +334,8 @@ class TestDeviceClock:
         assert builder.resolved() == []
         fake_device.catch_up()
         window = only_window(builder)
-        assert window.elapsed_s == pytest.approx(0.06)
-        assert window.host_elapsed_s == pytest.approx(0.003)
+        assert window.elapsed_s == approx(0.06)
+        assert window.host_elapsed_s == approx(0.003)
         assert window.clock_name == "cuda events"
         assert fake_device.waits == []
 
@@ -377,7 +379,7 @@ class TestDeviceClock:
             seconds += [w.elapsed_s for w in builder.resolved()]
         fake_device.catch_up()
         seconds += [w.elapsed_s for w in builder.resolved()]
-        assert seconds == [pytest.approx(step + 1.0) for step in range(20)]
+        assert seconds == [approx(step + 1.0) for step in range(20)]
 
     def test_events_of_a_stopped_run_are_not_read_after_reuse(
         self, clock: CudaEventClock, fake_device: Any, fake_clock: Any
@@ -391,7 +393,7 @@ class TestDeviceClock:
             builder.end_step()
             builder.stop()  # the first window is still pending when the second run begins
         fake_device.catch_up()
-        assert [w.elapsed_s for w in builder.resolved()] == [pytest.approx(s) for s in run_seconds]
+        assert [w.elapsed_s for w in builder.resolved()] == [approx(s) for s in run_seconds]
 
 
 def test_work_that_is_not_known_yet_holds_the_window(fake_clock: Any) -> None:
