@@ -6,12 +6,23 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from typing import TypeVar
 
 import typer
 
 from mfu_monitor.errors import ConfigurationError
 
-__all__ = ["SUFFIXES", "format_quantity", "parse_quantity", "quantity_parser"]
+__all__ = [
+    "SUFFIXES",
+    "count_parser",
+    "format_quantity",
+    "fraction_parser",
+    "parse_fraction",
+    "parse_quantity",
+    "quantity_parser",
+]
+
+_T = TypeVar("_T")
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 """SI prefixes (BIPM, "The International System of Units", 9th edition, table 7), and B for billion as in "7B model"."""
@@ -47,16 +58,53 @@ def parse_quantity(text: str, *, name: str) -> float:
     return value
 
 
+def parse_fraction(text: str, *, name: str) -> float:
+    """A fraction above 0 and at most 1, also as a percentage: ``"0.4"`` and ``"40%"`` are 0.4.
+
+    Raises:
+        ConfigurationError: not a number, or outside that range: a bare 40 could mean 40% or a typing error.
+    """
+    bare = str(text).strip().removesuffix("%")
+    is_percent = bare != str(text).strip()
+    try:
+        value = float(bare) / (100 if is_percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise ConfigurationError(f"{name} is {text!r}; expected a fraction above 0 and at most 1, such as 0.40 or 40%")
+    return value
+
+
 def quantity_parser(name: str) -> Callable[[str], float]:
     """A ``parser=`` for ``typer.Option`` and ``typer.Argument`` that reads quantities; ``name`` as in the message.
 
     Example:
         >>> tokens: Annotated[float, typer.Option("--tokens", parser=quantity_parser("--tokens"), metavar="N")]
     """
+    return _parser(lambda text: parse_quantity(text, name=name))
 
-    def parse(text: str) -> float:
+
+def count_parser(name: str) -> Callable[[str], int]:
+    """The same for whole numbers: devices, layers, elements."""
+
+    def count(text: str) -> int:
+        value = parse_quantity(text, name=name)
+        if not value.is_integer():
+            raise ConfigurationError(f"{name} is {text!r}; expected a whole number, such as 8192 or 8k")
+        return int(value)
+
+    return _parser(count)
+
+
+def fraction_parser(name: str) -> Callable[[str], float]:
+    """The same for fractions: ``0.40`` or ``40%``."""
+    return _parser(lambda text: parse_fraction(text, name=name))
+
+
+def _parser(read: Callable[[str], _T]) -> Callable[[str], _T]:
+    def parse(text: str) -> _T:
         try:
-            return parse_quantity(text, name=name)
+            return read(str(text))
         except ConfigurationError as error:
             # click replaces the words of a ValueError by its own; a BadParameter keeps them.
             raise typer.BadParameter(str(error)) from None

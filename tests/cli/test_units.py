@@ -7,7 +7,14 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.cli.units import format_quantity, parse_quantity, quantity_parser
+from mfu_monitor.cli.units import (
+    count_parser,
+    format_quantity,
+    fraction_parser,
+    parse_fraction,
+    parse_quantity,
+    quantity_parser,
+)
 from mfu_monitor.errors import ConfigurationError
 
 
@@ -65,3 +72,21 @@ def test_formatting_rounds_into_the_next_suffix() -> None:
     assert format_quantity(999_999.0) == "1M"
     assert format_quantity(989.4e12) == "989T"
     assert format_quantity(0.5) == "0.5"
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.4", 0.4), ("40%", 0.4), ("1", 1.0), (" 38.5 % ", 0.385)])
+def test_fractions_are_read_as_numbers_and_as_percentages(text: str, value: float) -> None:
+    assert parse_fraction(text, name="--mfu") == pytest.approx(value)
+    assert fraction_parser("--mfu")(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["40", "0", "-0.1", "101%", "half", "nan", "", "%"])
+def test_a_fraction_outside_its_range_is_refused_with_both_spellings(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--mfu is .* such as 0.40 or 40%"):
+        parse_fraction(text, name="--mfu")
+
+
+def test_counts_are_whole_numbers() -> None:
+    assert count_parser("--devices")("8k") == 8000
+    with pytest.raises(typer.BadParameter, match=r"--devices is '1.5'; expected a whole number"):
+        count_parser("--devices")("1.5")
