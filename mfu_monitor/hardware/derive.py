@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from mfu_monitor.errors import PeakUnknownWarning
+from mfu_monitor.hardware.cpu import CpuPeakRange, cpu_peak_range, read_cpu
 from mfu_monitor.hardware.detect import properties_of, unknown_peak_message
 from mfu_monitor.hardware.lookup import rows_by_name
 from mfu_monitor.hardware.names import parse_name
@@ -109,6 +110,8 @@ def derive_from_properties(device: DeviceProperties) -> tuple[DevicePeak, str] |
     Refused for export-capped parts and vGPU profiles, whose rates their silicon does not tell, and where the device
     says neither SM count nor clock nor architecture.
     """
+    if device.device_type == "cpu":
+        return _derived_cpu_peak(cpu_peak_range(read_cpu()))
     refusal = _refusal(device)
     rates = _rates_of(device)
     if refusal is not None or rates is None or not device.sm_count or not device.clock_khz:
@@ -126,6 +129,23 @@ def derive_from_properties(device: DeviceProperties) -> tuple[DevicePeak, str] |
             confidence="low",
             max_clock_ratio=1 / rates.clock_ratio if rates.clock_ratio < 1 else None,
             notes=("derived, not a vendor figure; bandwidth unknown",),
+        ),
+        "",
+    )
+
+
+def _derived_cpu_peak(found: CpuPeakRange | None) -> tuple[DevicePeak, str] | tuple[None, str]:
+    """The upper end of a CPU's range, since a peak is a bound; None where that end is not known."""
+    if found is None or found.high_flops_per_s_by_precision is None:
+        return None, "a CPU's cores, boost clock or vector units are not known here, so nothing can be derived"
+    low = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in found.low_flops_per_s_by_precision.items())
+    return (
+        DevicePeak(
+            device_name=found.device_name,
+            flops_per_s_by_precision=dict(found.high_flops_per_s_by_precision),
+            source=found.source,
+            confidence=found.confidence,
+            notes=(f"upper end of a range that starts at {low} GFLOP/s", *found.notes),
         ),
         "",
     )

@@ -135,6 +135,13 @@ def current_device_has_tf32() -> bool:
     return _device_has_tf32(torch.cuda.current_device())
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Whether this very device has TF32 units; False on anything but CUDA."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return _device_has_tf32(torch.cuda.current_device() if device.index is None else device.index)
+
+
 @functools.cache
 def _device_has_tf32(index: int) -> bool:
     properties = torch.cuda.get_device_properties(index)

@@ -223,6 +223,12 @@ def _model_word(key: str) -> str:
 
 def nearest_names(name: str, count: int = 5) -> list[str]:
     """Names in the table most like ``name``, for error messages."""
-    known = {known_name.lower(): known_name for row in load_table() for known_name in (row.key, *row.device_names)}
-    close = difflib.get_close_matches(name.lower(), list(known), n=count, cutoff=0.4)
+    known = {_bare(known_name): known_name for row in load_table() for known_name in row.device_names}
+    close = difflib.get_close_matches(_bare(name), list(known), n=count, cutoff=0.5)
     return [known[match] for match in close]
+
+
+def _bare(name: str) -> str:
+    """In lower case without the vendor, which is the same for half the table."""
+    words = name.lower().replace("-", " ").split()
+    return " ".join(word for word in words if word not in ("nvidia", "amd", "tesla", "instinct"))

@@ -1,0 +1,171 @@
+"""``peak="measure"``: the best matrix product this device does in a second or so, as a stand-in for a vendor's peak.
+
+A measured peak is a floor of the true one: a fraction of it says by its source that it is of the best product seen.
+"""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
+from mfu_monitor.hardware.gemm import (
+    MEASURABLE_PRECISIONS,
+    ProductRate,
+    Shape,
+    best_product_rate,
+    copy_rate,
+)
+from mfu_monitor.hardware.measured_cache import load_measurement, save_measurement
+from mfu_monitor.hardware.nvml import read_nvml
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.precision import literal_precision, matmul_precision
+from mfu_monitor.hardware.properties import read_properties
+
+__all__ = ["cached_peak", "measure_bandwidth", "measure_peak"]
+
+_BANDWIDTH_SHARE = 0.25  # of the time that the product gets
+
+
+def measure_peak(
+    device: torch.device | str,
+    precision: torch.dtype | str = "fp32",
+    *,
+    cache: bool = True,
+    seconds: float = 1.0,
+    shapes: Sequence[Shape] | None = None,
+    warn: bool = True,
+) -> DevicePeak | None:
+    """Measure the best matrix product and the streaming bandwidth of a device; about ``1.3 * seconds`` in all.
+
+    Gradients off, autocast off, own random generator; every setting it needs is put back. It waits for the device, so
+    it belongs before training, not into a step.
+
+    Args:
+        device: A torch device or its string.
+        precision: A precision name, or a dtype (``torch.float32`` by torch's TF32 setting at this moment).
+        cache: Read a saved figure if there is one for this device name, precision, torch version and thread count, and
+            save a new one.
+        seconds: Time for the products.
+        shapes: (M, K, N) of the products to try; squares by default.
+        warn: Give one ``PeakUnknownWarning`` when the device cannot run such a product.
+
+    Returns:
+        A peak with ``source="measured"``, or None.
+
+    Raises:
+        ConfigurationError: ``precision`` is no precision, ``device`` no device, or ``seconds`` not positive.
+
+    Example:
+        >>> measure_peak("cpu", torch.bfloat16).flops_per_s("bf16")
+    """
+    place, name = as_device(device), as_precision(precision, device)
+    if not seconds > 0:
+        raise ConfigurationError(f"seconds={seconds!r}: expected a number above zero; example: seconds=1.0")
+    key = measurement_key(place, name)
+    found = load_measurement(key) if cache else None
+    if found is None:
+        rate = best_product_rate(place, name, seconds=seconds, shapes=shapes)
+        if rate is None:
+            _warn_not_measurable(key["device_name"], name, warn=warn)
+            return None
+        found = measurement(place, rate, bytes_per_s=copy_rate(place, seconds=seconds * _BANDWIDTH_SHARE))
+        if cache:
+            save_measurement(key, found)
+    return peak_of_measurement(key, found)
+
+
+def measure_bandwidth(device: torch.device | str, *, seconds: float = 0.3) -> float | None:
+    """Streaming bandwidth in bytes/s: the best of large copies within ``seconds``; None where it cannot be measured."""
+    return copy_rate(as_device(device), seconds=seconds)
+
+
+def cached_peak(device: torch.device | str, precision: torch.dtype | str) -> DevicePeak | None:
+    """The measured peak of an earlier run or of ``mfu-monitor bench``, measuring nothing; None if there is none."""
+    key = measurement_key(as_device(device), as_precision(precision, device))
+    found = load_measurement(key)
+    return peak_of_measurement(key, found) if found is not None else None
+
+
+def as_device(device: torch.device | str) -> torch.device:
+    """A device that something can be measured on.
+
+    Raises:
+        ConfigurationError: torch does not know the device.
+    """
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot measure on {device!r}: expected a torch device such as 'cpu' or 'cuda:0' ({error})"
+        ) from error
+
+
+def as_precision(precision: torch.dtype | str, device: torch.device | str) -> str:
+    """The literal precision of a name, or of a dtype on this device at this moment."""
+    if isinstance(precision, str):
+        return literal_precision(precision)
+    return matmul_precision(precision, as_device(device).type) or literal_precision(precision)
+
+
+def measurement_key(device: torch.device, precision: str) -> dict[str, Any]:
+    """What a saved figure depends on."""
+    properties = read_properties(device)
+    is_cpu = device.type == "cpu"
+    return {
+        "device_name": properties.name if properties is not None else str(device),
+        "sm_count": properties.sm_count if properties is not None else None,  # tells MIG slices from their parent
+        "precision": precision,
+        "torch_version": torch.__version__,
+        "threads": torch.get_num_threads() if is_cpu else None,
+        # On a CPU this setting alone decides whether float32 products run in bfloat16.
+        "cpu_fp32_precision": _cpu_fp32_precision() if is_cpu else None,
+    }
+
+
+def _cpu_fp32_precision() -> str:
+    matmul = getattr(torch.backends.mkldnn, "matmul", None)
+    return str(getattr(matmul, "fp32_precision", "none"))
+
+
+def measurement(device: torch.device, rate: ProductRate, *, bytes_per_s: float | None) -> dict[str, Any]:
+    """A measurement with its conditions, in plain types."""
+    conditions = read_nvml(device)
+    return {
+        "flops_per_s": rate.flops_per_s,
+        "shape": list(rate.shape),
+        "bytes_per_s": bytes_per_s,
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "conditions": conditions.to_dict() if conditions is not None else None,
+    }
+
+
+def peak_of_measurement(key: dict[str, Any], found: dict[str, Any]) -> DevicePeak:
+    """A measurement as a peak, its conditions among the notes."""
+    m, k, n = found["shape"]
+    threads = f", {key['threads']} threads" if key["threads"] else ""
+    how = f"best {key['precision']} product: ({m}, {k}) x ({k}, {n}), torch {key['torch_version']}{threads}"
+    conditions = {name: value for name, value in (found.get("conditions") or {}).items() if value not in (None, [])}
+    return DevicePeak(
+        device_name=key["device_name"],
+        flops_per_s_by_precision={key["precision"]: float(found["flops_per_s"])},
+        bytes_per_s=found.get("bytes_per_s"),
+        source="measured",
+        confidence="measured",
+        notes=(f"{how}, measured {found['measured_at']}", *(f"{name}: {value}" for name, value in conditions.items())),
+    )
+
+
+def _warn_not_measurable(device_name: str, precision: str, *, warn: bool) -> None:
+    if warn:
+        warnings.warn(
+            f"{precision} products cannot be measured on {device_name!r} with torch {torch.__version__}: it has no "
+            f"such kernel here, or no memory for it. No MFU is reported at {precision}; give the peak in dense FLOP/s "
+            f"(peak={{'{precision}': ...}}) or train in one of {', '.join(MEASURABLE_PRECISIONS)}",
+            PeakUnknownWarning,
+            stacklevel=3,
+        )
