@@ -1,0 +1,208 @@
+"""Small meters for what slows a step without showing in its FLOPs. Read at window edges; none waits for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
+
+__all__ = ["GcPauseMeter", "TrainingProbes", "allocation_retries", "compiled_graphs", "cpu_wait_s_by_thread"]
+
+
+class GcPauseMeter:
+    """Sums the time that Python's garbage collector holds the process, from ``gc.callbacks``.
+
+    Example:
+        >>> meter = GcPauseMeter()
+        >>> meter.start(); train(); meter.stop()
+        >>> meter.seconds, meter.collections
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = 0.0
+        self.collections = 0
+        self._clock = clock
+        self._started_s: float | None = None
+        self._callback = self._on_collection  # one object: bound methods are made anew at every access
+
+    def start(self) -> None:
+        """Listen; a second call changes nothing."""
+        if self._callback not in gc.callbacks:
+            gc.callbacks.append(self._callback)
+
+    def stop(self) -> None:
+        """Leave nothing behind; a second call changes nothing."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._callback)
+        self._started_s = None
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._started_s = self._clock()
+        elif self._started_s is not None:
+            self.seconds += self._clock() - self._started_s
+            self.collections += 1
+            self._started_s = None
+
+
+def compiled_graphs() -> int | None:
+    """Graphs that dynamo has made in this process so far; each one after warm-up is a recompilation.
+
+    None where dynamo was never imported. Reads its counters and changes nothing; a reset by somebody else shows as a
+    smaller number.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None)
+    if counters is None or "stats" not in counters:  # a look-up with [] would make the key: it is a defaultdict
+        return None
+    return int(counters["stats"].get("unique_graphs", 0))
+
+
+def allocation_retries(device: torch.device | None) -> int | None:
+    """Times that the CUDA caching allocator had to free its cache and ask again; None for another device.
+
+    ``num_alloc_retries`` of ``torch.cuda.memory_stats``: host-side counters, no wait.
+    """
+    if device is None or device.type != "cuda" or not torch.cuda.is_initialized():
+        return None
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries")
+    return None if retries is None else int(retries)
+
+
+def cpu_wait_s_by_thread(tasks: Path = Path("/proc/self/task")) -> dict[int, float] | None:
+    """Seconds that each thread of this process was ready to run and had to wait for a CPU; None without the figures.
+
+    Second field of ``schedstat``, in nanoseconds: https://docs.kernel.org/scheduler/sched-stats.html.
+    """
+    waits: dict[int, float] = {}
+    try:
+        threads = list(tasks.iterdir())
+    except OSError:
+        return None
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end while we read
+            waits[int(thread.name)] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return waits or None
+
+
+class TrainingProbes:
+    """All meters of a training process, read at the edge of each window.
+
+    Args:
+        device: the device that the run uses; the CUDA allocator and NVML are asked for a CUDA device only.
+        read_device: gives the device's clock, temperature and throttle reasons.
+        device_interval_s: NVML is asked at most this often, as one query takes about a millisecond.
+        clock: host clock.
+
+    Example:
+        >>> probes = TrainingProbes(device=torch.device("cuda"))
+        >>> probes.start()
+        >>> window = dataclasses.replace(window, **probes.take())  # at the end of each window
+        >>> probes.stop()
+    """
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | None = None,
+        read_device: Callable[[torch.device], NvmlReading | None] = read_nvml,
+        device_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._device = device
+        self._read_device = read_device
+        self._interval_s = device_interval_s
+        self._clock = clock
+        self._gc = GcPauseMeter(clock)
+        self._nvml: Any = None
+        self._device_state: NvmlReading | None = None
+        self._device_read_s: float | None = None
+        self._before = self._counters()
+
+    def start(self) -> None:
+        """Begin to measure; what happened before is left out."""
+        self._gc.start()
+        self._nvml = _hold_nvml(self._device)
+        self.discard()
+
+    def stop(self) -> None:
+        """Remove the callback from ``gc.callbacks`` and let NVML go."""
+        self._gc.stop()
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            with contextlib.suppress(Exception):
+                nvml.nvmlShutdown()
+
+    def discard(self) -> None:
+        """Leave out what was measured since the last reading: after validation, saving, or a counted step."""
+        self._before = self._counters()
+
+    def take(self) -> dict[str, Any]:
+        """What was measured since the last call, by ``StepWindow``'s names; what is unknown is absent."""
+        before, now = self._before, self._counters()
+        self._before = now
+        found: dict[str, Any] = {
+            "gc_pause_s": now["gc_pause_s"] - before["gc_pause_s"],
+            "allocation_retries": _difference(before["allocation_retries"], now["allocation_retries"]),
+            "cpu_wait_s": _longest_wait_s(before["cpu_wait_s"], now["cpu_wait_s"]),
+            **self._device_fields(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            "gc_pause_s": self._gc.seconds,
+            "allocation_retries": allocation_retries(self._device),
+            "cpu_wait_s": cpu_wait_s_by_thread(),
+        }
+
+    def _device_fields(self) -> dict[str, Any]:
+        if self._device is None or self._device.type != "cuda":
+            return {}
+        now_s = self._clock()
+        if self._device_read_s is None or now_s - self._device_read_s >= self._interval_s:
+            self._device_state, self._device_read_s = self._read_device(self._device), now_s
+        state = self._device_state
+        if state is None:
+            return {}
+        return {
+            "sm_clock_mhz": state.sm_clock_mhz,
+            "temperature_c": state.temperature_c,
+            "throttle_reasons": state.throttle_reasons,
+        }
+
+
+def _hold_nvml(device: torch.device | None) -> Any:
+    """Keep NVML initialised (it counts its users), so that each reading need not load the driver's state again."""
+    if device is None or device.type != "cuda":
+        return None
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001  # no extra, no driver: the readings will say unknown
+        return None
+    return nvml
+
+
+def _difference(before: int | None, now: int | None) -> int | None:
+    """Growth of a counter; None where it is unknown or was reset in between."""
+    return None if before is None or now is None or now < before else now - before
+
+
+def _longest_wait_s(before: dict[int, float] | None, now: dict[int, float] | None) -> float | None:
+    """The wait of the thread that waited longest: the others wait for it at the next barrier, so waits do not add up.
+
+    Threads that appeared in between count from their own start.
+    """
+    if before is None or now is None:
+        return None
+    return max((seconds - before.get(thread, 0.0) for thread, seconds in now.items()), default=None)
