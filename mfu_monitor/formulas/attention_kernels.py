@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 from torch import Tensor
 
@@ -31,8 +30,10 @@ from mfu_monitor.formulas.attention_work import (
     forward_cost,
     logical_width,
     masked_pairs,
+    needed_gradients,
 )
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
+from mfu_monitor.formulas.nested import nested_sizes
 from mfu_monitor.formulas.registry import formula
 
 __all__ = ["dense_attention_work"]
@@ -56,7 +57,7 @@ def _fused_forward(call: OperatorCall) -> OpCost:
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
 )
 def _fused_backward(call: OperatorCall) -> OpCost:
-    return backward_cost(_work(call), needs_grad=_needs_grad(call))
+    return backward_cost(_work(call), needs_grad=needed_gradients(call))
 
 
 @formula("aten::_scaled_dot_product_flash_attention")
@@ -66,7 +67,7 @@ def _cuda_flash_forward(call: OperatorCall) -> OpCost:
 
 @formula("aten::_scaled_dot_product_flash_attention_backward")
 def _cuda_flash_backward(call: OperatorCall) -> OpCost:
-    return backward_cost(_work(call, bottom_right=True, is_padded=True), needs_grad=_needs_grad(call))
+    return backward_cost(_work(call, bottom_right=True, is_padded=True), needs_grad=needed_gradients(call))
 
 
 @formula(
@@ -91,11 +92,6 @@ def _work(
         padded_scale=call.get("scale") if is_padded else None,
         skips_masked=skips_masked,
     )
-
-
-def _needs_grad(call: OperatorCall) -> tuple[bool, ...]:
-    """The operator's own ``grad_input_mask``; a caller that knows better may add it to any backward call."""
-    return tuple(bool(needed) for needed in argument(call, "grad_input_mask", default=(True, True, True)))
 
 
 def dense_attention_work(
@@ -157,7 +153,7 @@ def _as_4d(mask: Tensor | None) -> Tensor | None:
 
 def _nested_work(query: Tensor, key: Tensor, value: Tensor, band: Band) -> AttentionWork:
     """Strided nested operands: sizes lie in a small host tensor, one row (H, S_i, D) a sequence."""
-    q_sizes, k_sizes, v_sizes = (_nested_sizes(operand) for operand in (query, key, value))
+    q_sizes, k_sizes, v_sizes = (nested_sizes(operand) for operand in (query, key, value))
     pairs = sum(q[0] * band.pairs(q[1], k[1]) for q, k in zip(q_sizes, k_sizes, strict=True))
     square = sum(q[0] * q[1] * k[1] for q, k in zip(q_sizes, k_sizes, strict=True))
     return AttentionWork(
@@ -167,7 +163,3 @@ def _nested_work(query: Tensor, key: Tensor, value: Tensor, band: Band) -> Atten
         qk_width=q_sizes[0][2] if q_sizes else 0,
         v_width=v_sizes[0][2] if v_sizes else 0,
     )
-
-
-def _nested_sizes(operand: Any) -> list[list[int]]:
-    return [[int(size) for size in row] for row in operand._nested_tensor_size().tolist()]

@@ -17,6 +17,7 @@ from torch import Tensor
 from mfu_monitor.formulas.attention_work import UNREADABLE_MASK_NOTE, AttentionWork, argument, forward_cost
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.masks import attended_pairs
+from mfu_monitor.formulas.nested import nested_sizes
 from mfu_monitor.formulas.registry import formula
 
 __all__: list[str] = []
@@ -81,7 +82,7 @@ def _attended(mask: Tensor, mask_type: int | None, shape: tuple[int, int, int, i
 def _lengths(operand: Any) -> list[int]:
     """Tokens of each sequence of a (B, S, E) operand, dense or nested (B; S_i, E)."""
     if operand.is_nested:
-        return [int(row[0]) for row in operand._nested_tensor_size().tolist()]
+        return [tokens for tokens, _ in nested_sizes(operand)]
     return [operand.shape[1]] * operand.shape[0]
 
 

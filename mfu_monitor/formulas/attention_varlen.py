@@ -22,7 +22,6 @@ Causal and window flags are aligned bottom-right (flash-attn >= 2.1), and kernel
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +36,7 @@ from mfu_monitor.formulas.attention_work import (
     forward_cost,
     logical_width,
     masked_pairs,
+    needed_gradients,
 )
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, read_integers
 from mfu_monitor.formulas.registry import formula
@@ -87,7 +87,7 @@ def _flash_forward(call: OperatorCall) -> OpCost:
     "xformers_flash3::flash_bwd",
 )
 def _flash_backward(call: OperatorCall) -> OpCost:
-    return backward_cost(_flash_work(call), needs_grad=_needs_grad(call))
+    return backward_cost(_flash_work(call), needs_grad=needed_gradients(call))
 
 
 def _flash_work(call: OperatorCall) -> AttentionWork:
@@ -190,7 +190,7 @@ def _efficient_forward(call: OperatorCall) -> OpCost:
     "xformers::efficient_attention_backward_small_k",
 )
 def _efficient_backward(call: OperatorCall) -> OpCost:
-    return backward_cost(_efficient_work(call), needs_grad=_needs_grad(call))
+    return backward_cost(_efficient_work(call), needs_grad=needed_gradients(call))
 
 
 def _efficient_work(call: OperatorCall) -> AttentionWork:
@@ -260,7 +260,7 @@ def _cudnn_forward(call: OperatorCall) -> OpCost:
 
 @formula("aten::_cudnn_attention_backward")
 def _cudnn_backward(call: OperatorCall) -> OpCost:
-    return backward_cost(_cudnn_work(call), needs_grad=_needs_grad(call))
+    return backward_cost(_cudnn_work(call), needs_grad=needed_gradients(call))
 
 
 def _cudnn_work(call: OperatorCall) -> AttentionWork:
@@ -301,10 +301,6 @@ def _elementwise(call: OperatorCall) -> OpCost:
 def _operands(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = (argument(call, name, name[0]) for name in ("query", "key", "value"))
     return query, key, value
-
-
-def _needs_grad(call: OperatorCall) -> Sequence[bool]:
-    return tuple(bool(needed) for needed in argument(call, "grad_input_mask", default=(True, True, True)))
 
 
 def _squares(lengths: Lengths) -> int:

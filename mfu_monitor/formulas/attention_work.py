@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mfu_monitor.formulas.attention import (
@@ -27,6 +28,7 @@ __all__ = [
     "forward_cost",
     "logical_width",
     "masked_pairs",
+    "needed_gradients",
 ]
 
 UNREADABLE_MASK_NOTE = "an attention mask could not be read (meta or fake tensor); its call is counted as if unmasked"
@@ -34,6 +36,18 @@ UNREADABLE_MASK_NOTE = "an attention mask could not be read (meta or fake tensor
 _HEAD_WIDTH_MULTIPLE = 8
 """SDPA and flash-attn pad head widths to a multiple of 8 before they call a flash kernel
 (torch/aten/src/ATen/native/transformers/attention.cpp, ``pad_last_dim<8>``; flash_attn_interface.py)."""
+
+_NODES_WITH_QKV_FIRST = (
+    "ScaledDotProduct",
+    "FlashAttention",
+    "EfficientAttention",
+    "CudnnAttention",
+    "FlashAttnFunc",
+    "FlashAttnVarlenFunc",
+    "FlexAttention",
+    "GeneratedBackwardFor_torch_attn__varlen",
+)
+"""Autograd nodes of attention calls whose first three inputs are Q, K and V, by how their names begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +147,27 @@ def argument(call: OperatorCall, *names: str, default: Any = None) -> Any:
         if (value := call.get(name)) is not None:
             return value
     return default
+
+
+def needed_gradients(call: OperatorCall) -> tuple[bool, bool, bool]:
+    """Which of Q, K and V need a gradient in this backward call.
+
+    Some operators say so themselves (``grad_input_mask``). For the others the autograd node that runs them knows: an
+    input without a next node needs none. Where neither is known, all three are taken to need one.
+    """
+    mask = call.get("grad_input_mask")
+    if mask is None:
+        mask = _gradients_of_current_node()
+    q, k, v = (bool(needed) for needed in mask[:3])
+    return q, k, v
+
+
+def _gradients_of_current_node() -> Sequence[bool]:
+    node = torch._C._current_autograd_node()
+    if node is None or not node.name().lstrip("_").startswith(_NODES_WITH_QKV_FIRST):
+        return (True, True, True)
+    edges = [following is not None for following, _ in node.next_functions[:3]]
+    return edges if len(edges) == 3 and any(edges) else (True, True, True)
 
 
 def logical_width(padded_width: int, scale: float | None) -> int:

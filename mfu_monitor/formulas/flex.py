@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mfu_monitor.formulas.attention_work import AttentionWork, backward_cost, forward_cost
+from mfu_monitor.formulas.attention_work import AttentionWork, backward_cost, forward_cost, needed_gradients
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.masks import CHUNK_ELEMENTS, has_content
 from mfu_monitor.formulas.registry import formula
@@ -88,9 +88,13 @@ def flex_forward_cost(call: OperatorCall, *, dense_execution: bool, pairs: FlexP
 def flex_backward_cost(call: OperatorCall, *, dense_execution: bool, pairs: FlexPairs | None = None) -> OpCost:
     """Cost of one backward: four products, and one (uncompiled) or three (compiled) recomputed."""
     work = _work(call, dense_execution, pairs)
-    if dense_execution:
-        return backward_cost(work)
-    return backward_cost(work, recomputed_qk_products=2, recomputed_v_products=1)
+    recomputed = (1, 0) if dense_execution else (2, 1)
+    return backward_cost(
+        work,
+        needs_grad=needed_gradients(call),
+        recomputed_qk_products=recomputed[0],
+        recomputed_v_products=recomputed[1],
+    )
 
 
 def _work(call: OperatorCall, dense_execution: bool, pairs: FlexPairs | None) -> AttentionWork:

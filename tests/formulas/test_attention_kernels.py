@@ -223,6 +223,15 @@ def test_products_for_gradients_that_nobody_needs_are_hardware_work_only():
         assert executed(cost) == 5 * product
 
 
+@pytest.mark.parametrize(("trained", "products"), [("q", 2), ("k", 2), ("v", 1), ("qv", 3), ("kv", 3), ("qkv", 4)])
+def test_a_kernel_that_does_not_say_so_is_asked_through_its_autograd_node(trained, products):
+    operands = (torch.zeros(1, 2, 8, 4, requires_grad=name in trained) for name in "qkv")
+    cost = run_sdpa(*operands).costs["_scaled_dot_product_flash_attention_for_cpu_backward"]
+    product = matmul(2 * 8 * 8, 4)
+    assert cost.flops == products * product
+    assert executed(cost) == 5 * product
+
+
 def test_the_value_width_may_differ_from_the_query_width():
     q, k, v = (torch.empty(2, 4, 32, width, device="meta") for width in (192, 192, 128))
     cost = cost_of(aten._scaled_dot_product_cudnn_attention.default, q, k, v, None, True)

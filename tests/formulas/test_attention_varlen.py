@@ -249,8 +249,8 @@ STAND_INS = {
         " -> (Tensor, Tensor, Tensor, Tensor)",
         "_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
         "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, float dropout_p, float softmax_scale, bool causal, "
-        "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None)"
-        " -> Tensor",
+        "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
+        "bool deterministic, Tensor? rng_state=None) -> Tensor",
         "_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
         "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
         "SymInt window_size_left=-1, SymInt window_size_right=-1, float softcap=0., Tensor? alibi_slopes=None, "
@@ -259,8 +259,8 @@ STAND_INS = {
         "_flash_attn_varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
         "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
         "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
-        "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None, "
-        "bool zero_tensors=False) -> Tensor",
+        "SymInt window_size_left, SymInt window_size_right, float softcap, Tensor? alibi_slopes, "
+        "bool deterministic, Tensor? rng_state=None, bool zero_tensors=False) -> Tensor",
     ],
     "flash_attn_3": [
         "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, Tensor? q_v=None, Tensor? out=None, "
@@ -271,7 +271,8 @@ STAND_INS = {
         "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor? dq=None, "
         "Tensor? dk=None, Tensor? dv=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
         "Tensor? seqused_q=None, Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None, "
-        "float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, int window_size_right=-1) -> (Tensor, Tensor, Tensor, Tensor)",
+        "float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, int window_size_right=-1)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
     ],
     "xformers": [
         "efficient_attention_forward_cutlass(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, "
