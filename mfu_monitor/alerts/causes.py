@@ -82,7 +82,7 @@ class _Claim:
 def attribute_loss(before: WindowFigures, after: WindowFigures) -> tuple[CauseShare, ...]:
     """What the fall from ``before`` to ``after`` consists of, largest first; the shares add up to 1.
 
-    Only what got worse is listed; parts that got faster meanwhile are not set off against it.
+    Less than 2% without a name is left out. Only what got worse is listed; parts that got faster meanwhile are not set off against it.
 
     Args:
         before: mean of the baseline's windows (``mean_figures``).
@@ -119,7 +119,7 @@ def _normalised(losses: Sequence[tuple[CauseShare, float]]) -> tuple[CauseShare,
     small = [n for n, (_, share) in shares.items() if 0 < share < _LEAST_SHARE and n != "unknown"]
     rest = sum(shares.pop(name)[1] for name in small)
     unknown, known = shares.pop("unknown", (_cause("unknown", None, None, ""), 0.0))
-    if known + rest > 0:
+    if known + rest >= _LEAST_SHARE:
         shares["unknown"] = (unknown, known + rest)
     ranked = sorted(shares.values(), key=lambda item: -item[1])
     return tuple(_with_share(cause, share) for cause, share in ranked if share > 0 or cause.name == "straggler")
