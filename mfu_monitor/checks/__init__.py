@@ -1,0 +1,7 @@
+"""Readings that physics forbids, and why: one pure function a check, on frozen records."""
+
+from mfu_monitor.checks.engine import CAUSE_CODES, check
+from mfu_monitor.checks.limits import CHECK_CODES
+from mfu_monitor.checks.records import SEVERITIES, Diagnosis, Evidence, withheld
+
+__all__ = ["CAUSE_CODES", "CHECK_CODES", "SEVERITIES", "Diagnosis", "Evidence", "check", "withheld"]

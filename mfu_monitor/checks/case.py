@@ -1,0 +1,226 @@
+"""One reading with all that is known about it: what every check and every cause looks at."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mfu_monitor.checks.records import Evidence
+from mfu_monitor.checks.table import TableRow, table_row
+from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.utilization import UtilizationReading
+
+__all__ = ["HARD_LIMIT", "PLAUSIBLE_MFU", "SOFT_LIMIT", "Case", "finite", "in_band"]
+
+SOFT_LIMIT = 1.00
+"""By definition no dense product runs above the peak at the sheet's clock."""
+
+HARD_LIMIT = 1.05
+"""Above it a boost clock is no excuse: bare matrix products exceed the sheet by a few hundredths where a part boosts,
+and a whole training step stays far below its best product, since softmax, norms, the optimizer and waiting count no
+FLOPs and take time."""
+
+PLAUSIBLE_MFU = (0.001, 0.80)
+"""Where a training step's MFU can lie. Good published runs reach 0.46 (PaLM, https://arxiv.org/abs/2204.02311) to 0.54
+(Korthikanti et al., https://arxiv.org/abs/2205.05198); large bare products, about 0.8 of the sheet, bound what a step
+can do. Below a thousandth nothing is impossible, but no correction that leads there convinces."""
+
+
+def finite(value: float | None) -> float | None:
+    """The number, or None for None, NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def in_band(mfu: float | None, highest: float = PLAUSIBLE_MFU[1]) -> bool:
+    """True when a corrected MFU is plausible; an unknown one contradicts nothing."""
+    return mfu is None or PLAUSIBLE_MFU[0] <= mfu <= highest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A reading, its evidence, and the figures that several checks need. Each property is None where it is unknown."""
+
+    reading: UtilizationReading
+    record: StepRecord | None = None
+    peak: DevicePeak | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    row: TableRow | None = None
+    """The device's row in the table of peaks."""
+
+    @classmethod
+    def of(
+        cls,
+        reading: UtilizationReading,
+        record: StepRecord | None,
+        peak: DevicePeak | None,
+        evidence: Evidence,
+    ) -> Case:
+        """Look the device up and put everything together."""
+        name = evidence.device_name or reading.device_name or (peak.device_name if peak else "")
+        return cls(reading=reading, record=record, peak=peak, evidence=evidence, row=table_row(name))
+
+    @property
+    def window(self) -> StepWindow:
+        return self.reading.window
+
+    @property
+    def device_name(self) -> str:
+        named_peak = self.peak.device_name if self.peak else ""
+        return self.evidence.device_name or self.reading.device_name or named_peak or "this device"
+
+    @property
+    def mfu(self) -> float | None:
+        return finite(self.reading.mfu)
+
+    @property
+    def hfu(self) -> float | None:
+        return finite(self.reading.hfu)
+
+    @property
+    def bounded_mfu(self) -> float | None:
+        """The one that physics bounds: weighted by precision where several ran, by the exact convention."""
+        weighted = finite(self.reading.mfu_weighted)
+        return self.exact_mfu if weighted is None else weighted
+
+    @property
+    def exact_mfu(self) -> float | None:
+        """The reading by the exact convention, whichever it is given in."""
+        model, palm = self.window.model_flops, self.window.palm_model_flops
+        if self.mfu is None or self.reading.convention != "palm" or not (model and palm):
+            return self.mfu
+        computed = self.computed_mfu
+        # A reading labelled palm whose figure is the exact one already is left as it is.
+        if computed is not None and math.isclose(self.mfu, computed, rel_tol=0.005):
+            return self.mfu
+        return self.mfu * model / palm
+
+    @property
+    def is_impossible(self) -> bool:
+        """True when MFU or HFU is above what clocks can excuse."""
+        values = (self.bounded_mfu, finite(self.reading.hfu_weighted) or self.hfu)
+        return any(value is not None and value > HARD_LIMIT for value in values)
+
+    @property
+    def precision(self) -> str | None:
+        if self.reading.precision is not None or self.record is None:
+            return self.reading.precision
+        by_dtype = self.record.by_dtype()
+        return max(by_dtype, key=lambda name: by_dtype[name].model_flops, default=None)
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """The peak that the reading used for one device."""
+        if self.reading.peak_flops_per_s is not None:
+            return finite(self.reading.peak_flops_per_s)
+        peaks = self.peak.flops_per_s_by_precision if self.peak else self.reading.peak_flops_per_s_by_precision
+        return finite(peaks.get(self.precision or ""))
+
+    @property
+    def world_size(self) -> int:
+        return max(self.window.world_size, 1)
+
+    @property
+    def world_peak_flops_per_s(self) -> float | None:
+        """The peak that the reading used for all devices together."""
+        given = self.reading.world_peak_flops_per_s or self.window.world_peak_flops_per_s
+        return finite(given) or _times(self.peak_flops_per_s, self.world_size)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """True unless the world's peak says that the ranks' devices differ."""
+        peak, world = self.peak_flops_per_s, self.world_peak_flops_per_s
+        devices = world / peak if peak and world else 1.0
+        return any(math.isclose(devices, n, rel_tol=0.01) for n in (1, self.world_size))
+
+    @property
+    def world_model_flops(self) -> float | None:
+        """Of all ranks; where they were not gathered, this rank's times their number."""
+        return self.window.world_model_flops or _times(self.window.model_flops, self.world_size)
+
+    @property
+    def computed_mfu(self) -> float | None:
+        """MFU from the window's own fields, with one device's peak times the world size."""
+        peak = _times(self.peak_flops_per_s, self.world_size)
+        flops, elapsed = self.world_model_flops, self.window.elapsed_s
+        return flops / (elapsed * peak) if flops and peak and elapsed > 0 else None
+
+    @property
+    def window_flops_per_batch(self) -> float | None:
+        flops, steps = self.window.model_flops, self.window.steps
+        return flops / steps if flops and steps > 0 else None
+
+    @property
+    def counted_flops_per_batch(self) -> float | None:
+        """Our own count: the window's mean, or the record's where the window holds the user's figure or none."""
+        window = None if self.evidence.flops_per_batch_is_used else self.window_flops_per_batch
+        record = float(self.record.model_flops) if self.record is not None and self.record.model_flops else None
+        return window or record
+
+    @property
+    def counts(self) -> tuple[StepRecord | StepWindow, ...]:
+        """Where our own count of model, hardware and PaLM FLOPs lies, the better place first."""
+        record = () if self.record is None else (self.record,)
+        return record if self.evidence.flops_per_batch_is_used else (self.window, *record)
+
+    @property
+    def accumulate(self) -> int:
+        """Training batches that one optimizer step gathers; 1 where it is unknown."""
+        if self.evidence.accumulate_grad_batches:
+            return self.evidence.accumulate_grad_batches
+        steps, optimizer_steps = self.window.steps, self.window.optimizer_steps
+        return round(steps / optimizer_steps) if optimizer_steps and steps else 1
+
+    @property
+    def max_clock_ratio(self) -> float | None:
+        from_peak = self.peak.max_clock_ratio if self.peak else None
+        from_row = self.row.max_clock_ratio if self.row else None
+        return self.evidence.max_clock_ratio or from_peak or from_row
+
+    @property
+    def table_peak_flops_per_s(self) -> float | None:
+        """The table's dense peak of this device at the active precision; of a slice, the slice's."""
+        precision = self.precision or ""
+        if self.peak is not None and self.peak.source.startswith("table"):
+            return self.peak.flops_per_s_by_precision.get(precision)
+        whole = self.row.dense.get(precision) if self.row else None
+        return _times(whole, self.share_of_part) if self.share_of_part is not None else None
+
+    @property
+    def share_of_part(self) -> float | None:
+        """This device's multiprocessors over the whole part's; None for a slice of unknown size."""
+        whole = self.evidence.table_sm_count or (self.row.sm_count if self.row else None)
+        present = self.evidence.sm_count
+        if whole and present:
+            return present / whole
+        return None if " MIG" in self.device_name else 1.0
+
+    def figures(self) -> Mapping[str, object]:
+        """Numerator, denominator and the like, for a message about the reading itself."""
+        known = {
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "device_model_flops_per_s": self.reading.device_model_flops_per_s or self._device_model_flops_per_s(),
+            "peak_flops_per_s": self.peak_flops_per_s,
+            "peak_source": self.reading.peak_source or (self.peak.source if self.peak else None),
+            "precision": self.precision,
+            "elapsed_s": self.window.elapsed_s,
+            "steps": self.window.steps,
+            "world_size": self.world_size,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+    def _device_model_flops_per_s(self) -> float | None:
+        flops, elapsed = self.window.model_flops, self.window.elapsed_s
+        return flops / elapsed if flops and elapsed > 0 else _times(self.mfu, self.peak_flops_per_s or 0) or None
+
+    def replace_reading(self, **changes: object) -> Case:
+        """The same case with other figures in its reading."""
+        return dataclasses.replace(self, reading=dataclasses.replace(self.reading, **changes))  # type: ignore[arg-type]
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
