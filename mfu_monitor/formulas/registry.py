@@ -75,9 +75,11 @@ def bind_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], outpu
         1
     """
     names, defaults = _parameters(func)
-    arguments = dict(defaults)
-    arguments.update((names[i] if i < len(names) else str(i), value) for i, value in enumerate(args))
-    arguments.update(kwargs)
+    given = {names[i] if i < len(names) else str(i): value for i, value in enumerate(args)}
+    given.update(kwargs)
+    # in the operator's own order, which formulas of users rely on
+    arguments = {name: given.get(name, defaults.get(name)) for name in names if name in given or name in defaults}
+    arguments.update(given)
     return OperatorCall(operator_name(func), arguments, output)
 
 
