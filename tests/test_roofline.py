@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.roofline import (
@@ -186,3 +189,13 @@ def test_a_point_can_be_made_by_hand() -> None:
     )  # fmt: skip
     assert point.arithmetic_intensity == pytest.approx(4096 / 3)
     assert point.bound == "compute"
+
+
+def test_every_counted_product_and_every_elementwise_operator_has_its_bytes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 16), nn.LayerNorm(16))
+    with FlopCounter(model) as counter:
+        model(torch.randn(2, 3, 8, 8)).sum().backward()
+    points = step_roofline(counter.record, PEAK).points
+    assert all(point.bytes_accessed for point in points if point.hardware_flops)
+    moved = {point.op: point.bytes_accessed for point in points if point.phase is Phase.FORWARD}
+    assert moved["aten::gelu"] == 2 * (2 * 8 * 6 * 6) * 4  # read once, written once, 4 bytes each

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.timing.records import StepWindow
@@ -216,3 +221,69 @@ def test_without_an_mfu_there_is_a_reason_and_no_metric(
     assert result.mfu is None
     assert result.metrics() == {}
     assert words in (result.reason or "")
+
+
+# So much bandwidth that only products take time: what is left is arithmetic on their shapes.
+COMPUTE_ONLY = dataclasses.replace(PEAK, bytes_per_s=1e30)
+
+
+def test_counted_checkpointing_costs_exactly_the_products_that_are_rerun() -> None:
+    tokens, width, hidden = 32, 256, 1024
+    f = 2 * tokens * width * hidden  # one product of either Linear; the last of a block is not rerun
+    block = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)).bfloat16()
+    x = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    with FlopCounter(block) as plain:
+        block(x).sum().backward()
+    with FlopCounter(block) as rerun:
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    before, after = (waterfall(counter.record, COMPUTE_ONLY, window(1)) for counter in (plain, rerun))
+    assert before.mfu == after.mfu == pytest.approx(6 * f / (1e-3 * 100e12))
+    grown = after.step("recompute"), before.step("recompute")
+    assert grown[0] is not None
+    assert grown[1] is not None
+    assert grown[0].seconds - grown[1].seconds == pytest.approx(f / 100e12, rel=1e-6)
+
+
+def test_a_counted_fp32_layer_costs_exactly_its_slower_peak() -> None:
+    class HalfAndFull(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow, self.wide = nn.Linear(64, 256).bfloat16(), nn.Linear(256, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.wide(self.narrow(x).float())
+            return y
+
+    model = HalfAndFull()
+    x = torch.randn(8, 64, dtype=torch.bfloat16, requires_grad=True)
+    with FlopCounter(model) as counter:
+        model(x).sum().backward()
+    step = waterfall(counter.record, COMPUTE_ONLY, window(1)).step("other_precision")
+    in_fp32 = 3 * 2 * 8 * 256 * 16  # forward, input gradient, weight gradient
+    assert step is not None
+    assert step.seconds == pytest.approx(in_fp32 / 10e12 - in_fp32 / 100e12, rel=1e-6)
+
+
+def test_a_data_wait_injected_into_a_real_run_is_found_within_a_tenth() -> None:
+    model = nn.Linear(256, 256)
+    x = torch.randn(64, 256)
+    with FlopCounter(model) as counter:
+        model(x).sum().backward()
+
+    def timed(wait_s: float, steps: int = 10) -> StepWindow:
+        waited, begin = 0.0, time.perf_counter()
+        for _ in range(steps):
+            fetch = time.perf_counter()
+            time.sleep(wait_s)
+            waited += time.perf_counter() - fetch
+            model(x).sum().backward()
+        elapsed = time.perf_counter() - begin
+        return StepWindow(
+            first_step=1, last_step=steps, steps=steps, elapsed_s=elapsed, wall_s=elapsed, data_wait_s=waited
+        )
+
+    peak = DevicePeak(device_name="cpu", flops_per_s_by_precision={"fp32": 1e12}, bytes_per_s=1e12)
+    before, after = (waterfall(counter.record, peak, timed(wait_s)).step("data_wait") for wait_s in (0.0, 0.02))
+    assert before is not None
+    assert after is not None
+    assert after.seconds - before.seconds == pytest.approx(0.02, rel=0.1)
