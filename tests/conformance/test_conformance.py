@@ -1,0 +1,85 @@
+"""Every row of the conformance table: our count against arithmetic derived by hand."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .case import Case, evaluate, run
+from .cases_attention import BY_MASK
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage.*"),
+    pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*"),
+]
+
+
+def all_cases() -> tuple[Case, ...]:
+    """The rows of every ``cases_*.py`` beside this file."""
+    names = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name.startswith("cases_"))
+    modules = [importlib.import_module(f"{__package__}.{name}") for name in names]
+    return tuple(case for module in modules for case in module.CASES)
+
+
+KNOWN_GAPS = {
+    "nested-jagged-inference": "the observer asks strided nested tensors for their shape, which they do not have",
+    "nested-jagged": "the same",
+    "nested-strided-inference": "the same",
+}
+"""Rows that fail, and why; strict, so that a row leaves this list when it passes."""
+
+
+def runs(cases: tuple[Case, ...]) -> list[Any]:
+    """One parameter set a row and device."""
+    return [
+        pytest.param(
+            case,
+            device,
+            id=f"{case.id}-{device}",
+            marks=[pytest.mark.xfail(strict=True, reason=KNOWN_GAPS[case.id])] if case.id in KNOWN_GAPS else [],
+        )
+        for case in cases
+        for device in case.devices
+    ]
+
+
+CASES = all_cases()
+
+
+@pytest.mark.parametrize(("case", "device"), runs(CASES))
+def test_the_count_is_the_arithmetic(case: Case, device: str) -> None:
+    record = run(case, device)
+    assert [op.op for op in record.unsupported_ops] == []
+    assert record.model_flops == evaluate(case.model_flops)
+    assert record.palm_model_flops == evaluate(case.palm_flops or case.model_flops)
+    if device == case.devices[0]:  # the kernels, and so what the hardware runs, depend on the device
+        assert record.hardware_flops == evaluate(case.hardware_flops)
+    if case.forward_flops is not None:
+        phases = record.by_phase()
+        assert phases["forward"].model_flops == evaluate(case.forward_flops)
+        assert phases["backward"].model_flops == evaluate(f"({case.model_flops}) - ({case.forward_flops})")
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert [name for name, times in Counter(case.id for case in CASES).items() if times > 1] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_expected_values_are_arithmetic_on_shapes(case: Case) -> None:
+    for expression in filter(None, (case.model_flops, case.hardware_flops, case.forward_flops, case.palm_flops)):
+        assert re.search(r"[*+]", expression), f"{expression} is a bare number: write the shapes"
+        longest = max((len(number) for number in re.findall(r"\d+", expression)), default=0)
+        assert longest <= 6, f"{expression} holds a result: write the shapes"
+    assert evaluate(case.hardware_flops) >= evaluate(case.model_flops)
+    assert case.phase == "training" or case.forward_flops is None
+
+
+def test_a_wrong_expectation_would_be_seen() -> None:
+    case = BY_MASK[0]
+    assert run(case).model_flops != evaluate(case.palm_flops or "0")
