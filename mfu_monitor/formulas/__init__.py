@@ -3,9 +3,13 @@
 Importing the package registers every formula.
 """
 
-import importlib
-import importlib.util
-
-for _name in ("matmul", "convolution", "recurrent", "attention_kernels", "opaque"):
-    if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
-        importlib.import_module(f"{__name__}.{_name}")
+from mfu_monitor.formulas import (  # noqa: F401
+    attention_kernels,
+    attention_layers,
+    attention_varlen,
+    convolution,
+    flex,
+    matmul,
+    opaque,
+    recurrent,
+)
