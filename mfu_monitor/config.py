@@ -88,11 +88,19 @@ class MonitorConfig:
         Raises:
             ConfigurationError: an unknown key, with the nearest known one, or a value that is not allowed.
         """
-        known = [f.name for f in dataclasses.fields(cls)]
+        return cls().with_options(values)
+
+    def with_options(self, values: Mapping[str, Any]) -> MonitorConfig:
+        """The same configuration with these options changed, checked again.
+
+        Raises:
+            ConfigurationError: an unknown key, with the nearest known one, or a value that is not allowed.
+        """
+        known = [f.name for f in dataclasses.fields(self)]
         for key in values:
             if key not in known:
                 raise ConfigurationError(_unknown_key(str(key), known))
-        return cls(**values)
+        return dataclasses.replace(self, **values)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], *, table: str = "mfu_monitor") -> MonitorConfig:
@@ -106,10 +114,6 @@ class MonitorConfig:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigurationError(f"cannot read the configuration file {os.fspath(path)!r}: {error}") from error
         return cls.from_mapping(content.get(table, content))
-
-    def replace(self, **changes: Any) -> MonitorConfig:
-        """The same configuration with some values changed, checked again."""
-        return dataclasses.replace(self, **changes)
 
 
 def _refuse(key: str, given: object, allowed: str, example: str) -> ConfigurationError:

@@ -17,6 +17,9 @@ MIXED_PRECISION_SHARE = 0.01
 """Above this share of FLOPs in another precision the weighted reading is given (DESIGN: 1%); below, it cannot move
 MFU by more than the ratio of two peaks times a hundredth."""
 
+ROUNDING = 1e-9
+"""Means of sampled counts are rounded to whole FLOPs, so a window's parts may differ from their sum by a few."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtilizationReading:
@@ -248,7 +251,7 @@ def _ideal_share(
     window: StepWindow, peak: DevicePeak, total: int | None, by_precision: Mapping[str, int]
 ) -> float | None:
     # Products of unknown precision have no peak of their own; a sum without them would pass for the whole.
-    if total is None or sum(by_precision.values()) != total:
+    if total is None or not math.isclose(sum(by_precision.values()), total, rel_tol=ROUNDING):
         return None
     return _fraction(total, window.elapsed_s, peak.weighted_flops_per_s(by_precision), None)
 

@@ -100,8 +100,8 @@ def test_a_toml_file_that_cannot_be_read_is_named(tmp_path: Path, content: str |
         MonitorConfig.from_toml(file)
 
 
-def test_replace_checks_again() -> None:
+def test_changed_options_are_checked_again() -> None:
     config = MonitorConfig(log_every_n_steps=5)
-    assert config.replace(count="every_step").log_every_n_steps == 5
+    assert config.with_options({"count": "every_step"}).log_every_n_steps == 5
     with pytest.raises(ConfigurationError):
-        config.replace(count="never")
+        config.with_options({"count": "never"})

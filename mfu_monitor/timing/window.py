@@ -24,7 +24,7 @@ _H2D_COPY = "h2d_copy"
 _H2D_COPY_IN_GAP = "gap:h2d_copy"
 _OUT = "-"
 """First character of the label of an interval that is left out; the reason follows."""
-_ALIASES = {"transfer": _H2D_COPY, "between_steps": BETWEEN}
+_ALIASES = {"transfer": _H2D_COPY, "between_steps": BETWEEN, "other": _STEP}
 _STANDARD = frozenset({_STEP, DATA_WAIT, BETWEEN, _H2D_COPY, _H2D_COPY_IN_GAP, "forward", "backward", "optimizer"})
 
 
@@ -222,6 +222,13 @@ class WindowBuilder:
         self._pending.append(_Pending(closed, self._steps, work))
         self._gap_from = 0
         self._steps = _Steps()
+
+    def end_reporting(self) -> None:
+        """The time since the last step's end went into reporting, and is no wait for data."""
+        labels = self._edges.labels
+        if labels and labels[-1] == DATA_WAIT and self._step is None:
+            labels[-1] = BETWEEN
+            self._cut(DATA_WAIT)
 
     def stop(self) -> None:
         """Training has ended: the time until the next step is in no window and in no total."""

@@ -1,0 +1,188 @@
+"""What the other ranks measured: one small collective a window, on a group of its own, never waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mfu_monitor.timing.records import StepWindow
+
+__all__ = ["RankExchange", "pack_window", "unknown_row", "world_fields"]
+
+_FIELDS = (
+    "steps",
+    "elapsed_ns",
+    "backward_ns",
+    "data_wait_ns",
+    "model_flops",
+    "hardware_flops",
+    "tokens",
+    "samples",
+    "peak_flops_per_s",
+)
+_UNKNOWN = -1
+"""On the wire only: an integer tensor has no None."""
+_LARGEST = 2**63 - 1
+_TIMEOUT = timedelta(minutes=5)
+"""For making the group and for each collective. Ranks that never come (a monitor on rank 0 only) cost this once."""
+
+Row = Mapping[str, int | None]
+
+
+def pack_window(window: StepWindow, peak_flops_per_s: float | None) -> list[int]:
+    """The figures of one rank's window as integers to send; -1 for unknown."""
+    is_valid = window.invalid_reason is None and window.steps > 0 and window.elapsed_s > 0
+    values = {
+        "steps": window.steps,
+        "elapsed_ns": _nanoseconds(window.elapsed_s),
+        "backward_ns": _nanoseconds(window.backward_s),
+        "data_wait_ns": _nanoseconds(window.data_wait_s),
+        "model_flops": window.model_flops,
+        "hardware_flops": window.hardware_flops,
+        "tokens": window.tokens,
+        "samples": window.samples,
+        "peak_flops_per_s": None if peak_flops_per_s is None else round(peak_flops_per_s),
+    }
+    return [_sendable(values[name]) for name in _FIELDS] if is_valid else unknown_row()
+
+
+def unknown_row() -> list[int]:
+    """What a rank sends that has nothing to tell: it takes part all the same, or the others' order would break."""
+    return [_UNKNOWN] * len(_FIELDS)
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)
+
+
+def _sendable(value: int | None) -> int:
+    return _UNKNOWN if value is None or not 0 <= value <= _LARGEST else value
+
+
+def _unpack(row: Sequence[int]) -> Row:
+    return {name: None if value == _UNKNOWN else value for name, value in zip(_FIELDS, row, strict=True)}
+
+
+def world_fields(rows: Sequence[Sequence[int]], *, rank: int) -> dict[str, Any]:
+    """The world's fields of this rank's window, from every rank's row. Pure.
+
+    Ranks leave out steps of their own (those they counted), so each rank's sum is brought to this rank's number of
+    steps; where the numbers agree the sums are exact.
+
+    Args:
+        rows: one row of integers a rank, in rank order, as ``pack_window`` makes them.
+        rank: this rank.
+    """
+    ranks = [_unpack(row) for row in rows]
+    busy = _busy_s_per_step(ranks)
+    return {
+        "world_size": len(ranks),
+        **{f"world_{name}": _sum_for_steps(ranks, name, rank) for name in _SUMMED},
+        "world_peak_flops_per_s": _sum_of_peaks(ranks),
+        "slowest_rank": None if busy is None else max(range(len(busy)), key=busy.__getitem__),
+        "rank_spread": None if not busy or not sum(busy) else (max(busy) - min(busy)) * len(busy) / sum(busy),
+    }
+
+
+_SUMMED = ("model_flops", "hardware_flops", "tokens", "samples")
+
+
+def _sum_for_steps(ranks: Sequence[Row], name: str, rank: int) -> int | None:
+    own_steps = ranks[rank]["steps"]
+    total = 0
+    for row in ranks:
+        value, steps = row[name], row["steps"]
+        if value is None or not steps or not own_steps:
+            return None
+        total += (value * own_steps + steps // 2) // steps
+    return total
+
+
+def _sum_of_peaks(ranks: Sequence[Row]) -> float | None:
+    peaks = [row["peak_flops_per_s"] for row in ranks]
+    return float(sum(p for p in peaks if p)) if peaks and all(peaks) else None
+
+
+def _busy_s_per_step(ranks: Sequence[Row]) -> list[float] | None:
+    """Seconds a step that each rank was busy itself; None if one is not known.
+
+    Backward is left out where it is known of all: gradients are reduced in it, so there the fast ranks wait for the
+    slow one and all take the same time.
+    """
+    has_backward = all(row["backward_ns"] is not None for row in ranks)
+    busy: list[float] = []
+    for row in ranks:
+        elapsed, steps = row["elapsed_ns"], row["steps"]
+        if elapsed is None or not steps:
+            return None
+        backward = (row["backward_ns"] or 0) if has_backward else 0
+        busy.append((elapsed - backward) / 1e9 / steps)
+    return busy
+
+
+class RankExchange:
+    """Sends each window's row to all ranks and gives the rows of all back, later and in order.
+
+    Every rank must send the same number of rows; one that has nothing to tell sends ``unknown_row()``.
+
+    Args:
+        group: a process group of its own on the CPU. Collectives of a group are matched by their order, and windows are
+            known at other moments on each rank, so the group of the training must not be used.
+
+    Example:
+        >>> exchange = RankExchange.join()
+        >>> exchange.send(pack_window(window, peak_flops_per_s))
+        >>> exchange.received()
+        []
+    """
+
+    def __init__(self, group: Any, *, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._group = group
+        self._in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
+
+    @classmethod
+    def join(cls) -> RankExchange | None:
+        """Make the group, on all ranks at the same point of the program. None in a world of one.
+
+        Raises:
+            RuntimeError: the group could not be made (no gloo in this torch, or a rank that never came).
+        """
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return None
+        world_size = dist.get_world_size()
+        # Local synchronisation names the group by its ranks: the counter that names the user's groups is not moved.
+        group = dist.new_group(
+            list(range(world_size)), timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True
+        )
+        return cls(group, rank=dist.get_rank(), world_size=world_size)
+
+    @property
+    def in_flight(self) -> int:
+        """Rows sent whose answers have not come."""
+        return len(self._in_flight)
+
+    def send(self, row: Sequence[int]) -> None:
+        """Send one window's row. Returns at once."""
+        mine = torch.tensor(row, dtype=torch.int64, device="cpu")
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        work = dist.all_gather(rows, mine, group=self._group, async_op=True)
+        self._in_flight.append((work, rows))
+
+    def received(self) -> list[list[list[int]]]:
+        """For each window that all ranks have sent by now, oldest first: one row a rank. Never waits.
+
+        Raises:
+            RuntimeError: a collective failed (a rank has gone).
+        """
+        windows: list[list[list[int]]] = []
+        while self._in_flight and self._in_flight[0][0].is_completed():
+            work, rows = self._in_flight.popleft()
+            work.wait()  # complete already: raises what went wrong in it
+            windows.append([row.tolist() for row in rows])
+        return windows
