@@ -50,7 +50,8 @@ class FlopCounter:
         self._observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
         self._mode = CountingMode(self._observer)
         self._observer.opaque.attach()
-        self._mode.__enter__()
+        self._observer.compiled_graphs.attach()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -60,6 +61,7 @@ class FlopCounter:
         if mode is None or observer is None:
             return
         self._mode = self._observer = None
-        mode.__exit__(exc_type, exc, trace)
+        mode.__exit__(exc_type, exc, trace)  # type: ignore[no-untyped-call]
+        observer.compiled_graphs.detach()
         observer.opaque.detach()
         self._record = observer.record()

@@ -23,6 +23,11 @@ class ParameterCoverage:
         self._touched: set[int] = set()
         self._with_gradient: set[int] = set()
 
+    def module_of(self, tensor: torch.Tensor) -> str | None:
+        """Name of the module that owns a parameter; None for any other tensor."""
+        name = self._names.get(_address(tensor))
+        return None if name is None else name.rpartition(".")[0]
+
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
         """An operator of the forward or backward pass used these tensors."""
         if self._names:
@@ -55,6 +60,6 @@ class ParameterCoverage:
 
 def _address(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # sparse layouts and some wrapper subclasses have no storage
         return id(tensor)

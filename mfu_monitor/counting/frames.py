@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -82,7 +82,7 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         The call's surroundings; on a device's backward thread only what that thread runs.
     """
     site = CallSite()
-    inner_codes: set[CodeType] = set()
+    inner_codes: set[CodeType | None] = set()
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
@@ -110,6 +110,8 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
 
 def _add_module(site: CallSite, frame: FrameType) -> None:
     module = frame.f_locals.get("self")
+    if isinstance(module, torch.fx.GraphModule):
+        return  # a graph that some compiler backend interprets: no module of the user's
     if isinstance(module, nn.Module) and (not site.modules or site.modules[-1] is not module):
         site.modules.append(module)
 
@@ -140,7 +142,7 @@ def _blocked_backward_creates_graph() -> bool | None:
     return None
 
 
-def _is_inside_closure(step: FrameType, inner_codes: Iterable[CodeType]) -> bool:
+def _is_inside_closure(step: FrameType, inner_codes: set[CodeType | None]) -> bool:
     """An optimizer's closure runs forward and backward inside ``step``; that is not optimizer work."""
     arguments = (*step.f_locals.get("args", ())[1:], *step.f_locals.get("kwargs", {}).values())
     return any(_code_of(argument) in inner_codes for argument in arguments if callable(argument))

@@ -10,6 +10,8 @@ from mfu_monitor.formulas.cost import OpCost
 __all__ = ["Entry", "Ledger"]
 
 Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[str, Phase, str, str | None, Shapes]
+"""Operator, phase, module, precision, shapes."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Ledger:
             count_no_grad_as_model: in a training step, forwards without gradient are model work too.
             uncovered: parameters that no operator touched.
         """
-        merged: dict[tuple[object, ...], tuple[int, FlopTotals]] = {}
+        merged: dict[Key, tuple[int, FlopTotals]] = {}
         for entry in (*self.entries, *self.quiet.values()):
             phase = self._final_phase(entry, count_no_grad_as_model=count_no_grad_as_model)
             key = (entry.op, phase, entry.module_fqn, entry.precision, entry.shapes)
@@ -97,9 +99,9 @@ class Ledger:
         return Phase.OTHER if is_side_work and not count_no_grad_as_model else entry.phase
 
 
-def _op_record(key: tuple[object, ...], calls: int, totals: FlopTotals) -> OpRecord:
+def _op_record(key: Key, calls: int, totals: FlopTotals) -> OpRecord:
     op, phase, module_fqn, precision, shapes = key
-    return OpRecord(  # type: ignore[arg-type]
+    return OpRecord(
         op=op, phase=phase, module_fqn=module_fqn, precision=precision, shapes=shapes, calls=calls, totals=totals
     )
 

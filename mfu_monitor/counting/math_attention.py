@@ -1,8 +1,9 @@
 """Recognises attention that the dispatcher sees only in pieces: the math path of scaled_dot_product_attention.
 
 That path decomposes before dispatch into ``bmm``, an added mask, ``_safe_softmax`` and ``bmm``. ``_safe_softmax``
-appears nowhere else, so a product whose result flows into it is Q K^T, and the product that takes its result is the one with V.
-Both are priced by the attended pairs, as every other backend is; what the dense products compute beyond is masked work.
+appears nowhere else, so a product whose result flows into it is Q K^T, and the product that takes its result is the one
+with V. Both are priced by the attended pairs, as every other backend is; what the dense products compute beyond is
+masked work.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class MathAttention:
 
     def saw_other(self, op: str, operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Any other operator ran: follow the chain, and forget addresses that were taken over."""
-        if not (self._products or self._probabilities or op == "aten::tril"):
+        if not (self._products or self._probabilities or self._lower_triangles or op == "aten::tril"):
             return
         if op == SOFTMAX:
             self._saw_softmax(operands[0], outputs[0])

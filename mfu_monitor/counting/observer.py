@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from mfu_monitor.counting.compiled import CompiledCounter, RunSite
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.dispatch import operator_name
 from mfu_monitor.counting.frames import CallSite, read_call_site
+from mfu_monitor.counting.graph_text import TextGraph
+from mfu_monitor.counting.inductor import CompiledGraphWatch
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.links import ForwardLink, SequenceLinks
 from mfu_monitor.counting.math_attention import MathAttention, Product, split_by_attended
@@ -28,6 +31,7 @@ __all__ = ["StepObserver"]
 
 MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
 """What the math path of attention is made of."""
+COMPILED_DEPTH = 5
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""
 
@@ -51,6 +55,8 @@ class StepObserver:
         self._grad_mode = GradModeMemory()
         self._function_operands: set[tuple[Any, ...]] = set()
         self._opaque_pending: list[tuple[Entry, int]] = []
+        self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
+        self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
 
     def record(self) -> StepRecord:
         """Everything seen so far."""
@@ -62,6 +68,8 @@ class StepObserver:
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran. A failure of ours makes the record a lower bound; it never reaches the user's step."""
+        if self.compiled_graphs.is_inside_known_graph:
+            return
         try:
             self._saw(func, args, kwargs, output)
         except Exception:  # noqa: BLE001  (anything may go wrong in a formula; training must go on)
@@ -101,6 +109,35 @@ class StepObserver:
         entry.cost = found(call)  # type: ignore[arg-type]
         entry.precision = entry.cost.precision or _precision(name, operands)
         self._saw_product(entry, link, forward, operands, outputs)
+
+    def _saw_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], is_backward: bool) -> None:
+        try:
+            self._count_compiled_run(graph, inputs, is_backward=is_backward)
+        except Exception:  # noqa: BLE001  (the text of a graph may hold anything; training must go on)
+            self.ledger.incomplete = True
+            self.ledger.note(f"a compiled graph could not be counted:\n{traceback.format_exc(limit=4)}")
+
+    def _count_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool) -> None:
+        in_backward = backward_is_running() or is_backward
+        self.ledger.saw_backward |= in_backward
+        site = read_call_site(COMPILED_DEPTH, in_backward=in_backward)
+        forward = self._links.of_current_node() if in_backward else None
+        phase = phase_of(site, in_backward=in_backward, repeats_forward=False)
+        link = self._link("inductor::graph", site, forward, phase)
+        if phase is not Phase.OPTIMIZER:
+            self._coverage.touch(x for x in inputs if isinstance(x, torch.Tensor))
+        if link.is_opaque:
+            return
+        without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
+        run_site = RunSite(phase, link.module_fqn, without_grad, in_backward)
+        self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
+
+    def _saw_unreadable_graph(self, reason: str) -> None:
+        self.ledger.incomplete = True
+        self.ledger.note(
+            f"a compiled graph could not be read ({reason}); only its calls to library kernels are counted, and the "
+            "compiler's own recomputation cannot be told from gradients"
+        )
 
     def _note_backward(self) -> None:
         self.ledger.saw_backward = True
