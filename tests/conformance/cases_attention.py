@@ -59,7 +59,8 @@ def per_head_mask() -> torch.Tensor:
 
 
 def document_mask(*lengths: int) -> torch.Tensor:
-    return torch.block_diag(*(torch.ones(length, length) for length in lengths)).bool()
+    blocks: torch.Tensor = torch.block_diag(*(torch.ones(length, length) for length in lengths))
+    return blocks.bool()
 
 
 def ends(*lengths: int) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,24 +42,28 @@ def count_band(offset: np.ndarray, low: int | None, high: int | None) -> int:
 
 
 @given(LENGTH, LENGTH, ALIGNMENT)
-def test_causal_pairs_are_the_true_entries_of_the_mask(q_len, k_len, alignment):
+def test_causal_pairs_are_the_true_entries_of_the_mask(q_len: int, k_len: int, alignment: Any) -> None:
     expected = count_band(offsets(q_len, k_len, alignment), None, 0)
     assert causal_pairs(q_len, k_len, alignment=alignment) == expected
 
 
 @given(LENGTH, LENGTH, LIMIT, LIMIT, ALIGNMENT)
-def test_window_pairs_are_the_true_entries_of_the_mask(q_len, k_len, left, right, alignment):
+def test_window_pairs_are_the_true_entries_of_the_mask(
+    q_len: int, k_len: int, left: int | None, right: int | None, alignment: Any
+) -> None:
     expected = count_band(offsets(q_len, k_len, alignment), None if left is None else -left, right)
     assert window_pairs(q_len, k_len, left=left, right=right, alignment=alignment) == expected
 
 
 @given(LENGTH, LENGTH, st.none() | st.integers(-30, 30), st.none() | st.integers(-30, 30))
-def test_band_pairs_are_the_true_entries_also_when_the_band_is_empty_or_outside(q_len, k_len, low, high):
+def test_band_pairs_are_the_true_entries_also_when_the_band_is_empty_or_outside(
+    q_len: int, k_len: int, low: int | None, high: int | None
+) -> None:
     assert band_pairs(q_len, k_len, low=low, high=high) == count_band(offsets(q_len, k_len), low, high)
 
 
 @given(st.integers(0, 40), st.integers(1, 50), st.booleans())
-def test_chunked_pairs_stay_within_their_chunk(length, chunk, is_causal):
+def test_chunked_pairs_stay_within_their_chunk(length: int, chunk: int, is_causal: bool) -> None:
     rows, columns = np.arange(length)[:, None], np.arange(length)[None, :]
     keep = rows // chunk == columns // chunk
     if is_causal:
@@ -66,7 +72,9 @@ def test_chunked_pairs_stay_within_their_chunk(length, chunk, is_causal):
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=5), LIMIT, st.booleans(), ALIGNMENT)
-def test_document_pairs_are_a_block_diagonal_mask(lengths, left, is_causal, alignment):
+def test_document_pairs_are_a_block_diagonal_mask(
+    lengths: Any, left: int | None, is_causal: bool, alignment: Any
+) -> None:
     q_documents = np.repeat(np.arange(len(lengths)), [q for q, _ in lengths])
     k_documents = np.repeat(np.arange(len(lengths)), [k for _, k in lengths])
     keep = q_documents[:, None] == k_documents[None, :]
@@ -86,16 +94,16 @@ def test_document_pairs_are_a_block_diagonal_mask(lengths, left, is_causal, alig
 
 
 @pytest.mark.parametrize("S", [1, 2, 128, 8192])
-def test_a_square_causal_mask_is_a_triangle(S):
+def test_a_square_causal_mask_is_a_triangle(S: int) -> None:
     assert causal_pairs(S, S) == causal_pairs(S, S, alignment="bottom_right") == S * (S + 1) // 2
 
 
 @pytest.mark.parametrize(("S", "W"), [(8, 3), (8, 8), (4096, 1024), (1, 1)])
-def test_a_causal_window_is_a_strip_without_its_missing_corner(S, W):
+def test_a_causal_window_is_a_strip_without_its_missing_corner(S: int, W: int) -> None:
     assert window_pairs(S, S, left=W - 1, right=0) == W * S - W * (W - 1) // 2
 
 
-def test_a_window_wider_than_the_sequence_is_plain_causal():
+def test_a_window_wider_than_the_sequence_is_plain_causal() -> None:
     assert window_pairs(8, 8, left=100, right=0) == 8 * 9 // 2
 
 
@@ -109,18 +117,20 @@ def test_a_window_wider_than_the_sequence_is_plain_causal():
         (5, 0, 0, 0),
     ],
 )
-def test_the_two_corners_differ_when_queries_and_keys_do(q_len, k_len, top_left, bottom_right):
+def test_the_two_corners_differ_when_queries_and_keys_do(
+    q_len: int, k_len: int, top_left: int, bottom_right: int
+) -> None:
     assert causal_pairs(q_len, k_len) == top_left
     assert causal_pairs(q_len, k_len, alignment="bottom_right") == bottom_right
 
 
-def test_four_packed_documents_are_a_quarter_of_the_square():
+def test_four_packed_documents_are_a_quarter_of_the_square() -> None:
     packed = document_pairs([(2048, 2048)] * 4)
     assert packed == 4 * 2048**2
     assert packed * 4 == dense_pairs(8192, 8192)
 
 
-def test_forward_is_two_products_and_backward_four():
+def test_forward_is_two_products_and_backward_four() -> None:
     B, H, P, Dqk, Dv = 2, 3, 11, 192, 128
     scores, output = 2 * B * H * P * Dqk, 2 * B * H * P * Dv
     widths = {"qk_width": Dqk, "v_width": Dv}
@@ -132,7 +142,7 @@ def test_forward_is_two_products_and_backward_four():
     assert attention_recompute_flops(batch=B, q_heads=H, pairs=P, qk_width=Dqk) == scores
 
 
-def test_the_flash_kernel_of_one_small_head_set_trains_at_seven_products():
+def test_the_flash_kernel_of_one_small_head_set_trains_at_seven_products() -> None:
     B, H, S, D = 1, 12, 64, 64
     product = 2 * B * H * S * S * D
     shape = {"batch": B, "q_heads": H, "pairs": S * S, "qk_width": D}

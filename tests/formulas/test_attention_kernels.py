@@ -6,6 +6,7 @@ backward four, and a fused backward runs a fifth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mfu_monitor.formulas  # noqa: F401  # registers every formula
 from mfu_monitor.formulas.attention_work import logical_width
-from mfu_monitor.formulas.cost import OpCost
+from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.masks import attended_pairs_of_scores
 from mfu_monitor.formulas.registry import bind_call, find_formula
 
@@ -36,7 +37,10 @@ def triangle(S: int) -> int:
 
 def cost_of(op: Any, *args: Any, **kwargs: Any) -> OpCost:
     """The cost of a call, from its arguments alone: nothing is run."""
-    call = bind_call(op, args, kwargs, None)
+    return found_cost(bind_call(op, args, kwargs, None))
+
+
+def found_cost(call: OperatorCall) -> OpCost:
     found = find_formula(call.name)
     assert found is not None, call.name
     return found(call)
@@ -50,35 +54,36 @@ class Recorder(TorchDispatchMode):
     """Costs of attention operators that run under it, and the pairs of every softmax of the math path."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.costs: dict[str, OpCost] = {}
         self.softmax_pairs: list[int | None] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         call = bind_call(func, args, kwargs or {}, out)
         if "attention" in call.name or "encoder_layer" in call.name:
-            self.costs[call.name.removeprefix("aten::")] = find_formula(call.name)(call)
+            self.costs[call.name.removeprefix("aten::")] = found_cost(call)
         if call.name == "aten::_safe_softmax":
             self.softmax_pairs.append(attended_pairs_of_scores(args[0]))
         return out
 
 
-def qkv(*shape: int, device: str = "cpu", **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros(*shape, device=device, **kwargs) for _ in range(3))
+def qkv(*shape: int, device: str = "cpu", **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query, key, value = (torch.zeros(*shape, device=device, **kwargs) for _ in range(3))
+    return query, key, value
 
 
 # --- what runs on a CPU -----------------------------------------------------------------------------------------------
 
 
-def run_sdpa(*operands: torch.Tensor, **kwargs: Any) -> Recorder:
+def run_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **kwargs: Any) -> Recorder:
     recorder = Recorder()
     with recorder:
-        F.scaled_dot_product_attention(*operands, **kwargs).sum().backward()
+        F.scaled_dot_product_attention(query, key, value, **kwargs).sum().backward()
     return recorder
 
 
-def test_cpu_flash_forward_and_backward_of_a_dense_call():
+def test_cpu_flash_forward_and_backward_of_a_dense_call() -> None:
     recorder = run_sdpa(*qkv(1, 12, 64, 64, requires_grad=True))
     product = matmul(12 * 64 * 64, 64)
     forward = recorder.costs["_scaled_dot_product_flash_attention_for_cpu"]
@@ -88,7 +93,7 @@ def test_cpu_flash_forward_and_backward_of_a_dense_call():
     assert executed(forward) + executed(backward) == 7 * product == 44_040_192
 
 
-def test_cpu_flash_skips_by_a_causal_flag_and_runs_a_mask_dense():
+def test_cpu_flash_skips_by_a_causal_flag_and_runs_a_mask_dense() -> None:
     operands = qkv(1, 2, 32, 8, requires_grad=True)
     by_flag = run_sdpa(*operands, is_causal=True).costs["_scaled_dot_product_flash_attention_for_cpu"]
     mask = torch.ones(32, 32, dtype=torch.bool).tril()
@@ -100,7 +105,7 @@ def test_cpu_flash_skips_by_a_causal_flag_and_runs_a_mask_dense():
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_math_path_attends_as_many_pairs_as_the_fused_call_counts(is_causal):
+def test_the_math_path_attends_as_many_pairs_as_the_fused_call_counts(is_causal: bool) -> None:
     operands = qkv(2, 3, 24, 8, requires_grad=True)
     with sdpa_kernel(SDPBackend.MATH):
         math_path = run_sdpa(*operands, is_causal=is_causal)
@@ -112,7 +117,7 @@ def test_the_math_path_attends_as_many_pairs_as_the_fused_call_counts(is_causal)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_query_heads_decide_under_gqa(is_causal):
+def test_query_heads_decide_under_gqa(is_causal: bool) -> None:
     query = torch.zeros(1, 8, 256, 64, requires_grad=True)
     key = torch.zeros(1, 2, 256, 64, requires_grad=True)
     recorder = run_sdpa(query, key, key, enable_gqa=True, is_causal=is_causal)
@@ -121,18 +126,19 @@ def test_query_heads_decide_under_gqa(is_causal):
     assert 2 * matmul(8 * 256 * 256, 64) == 134_217_728
 
 
-def test_inference_mode_shows_the_whole_call_and_counts_the_same():
+def test_inference_mode_shows_the_whole_call_and_counts_the_same() -> None:
     recorder = Recorder()
     with torch.inference_mode(), recorder:
-        F.scaled_dot_product_attention(*qkv(1, 12, 64, 64))
+        query, key, value = qkv(1, 12, 64, 64)
+        F.scaled_dot_product_attention(query, key, value)
         shown = recorder.costs["scaled_dot_product_attention"]
-        F.scaled_dot_product_attention(*qkv(1, 12, 64, 64), is_causal=True)
+        F.scaled_dot_product_attention(query, key, value, is_causal=True)
     assert shown.flops == 12_582_912
     assert recorder.costs["scaled_dot_product_attention"].flops == 2 * matmul(12 * triangle(64), 64)
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 8), (7, 8), (2, 3, 4, 7, 8)])
-def test_any_number_of_leading_dimensions_is_a_batch(shape):
+def test_any_number_of_leading_dimensions_is_a_batch(shape: tuple[int, ...]) -> None:
     leading = torch.Size(shape[:-2]).numel()
     query, key, value = qkv(*shape, device="meta")
     mask = torch.ones(*shape[:-2], 7, 7, dtype=torch.bool).tril()
@@ -146,7 +152,7 @@ def test_any_number_of_leading_dimensions_is_a_batch(shape):
 
 B, H, S, D = 2, 16, 1024, 64
 PAIRS = B * H * S * S
-FORWARDS = {
+FORWARDS: dict[str, Callable[..., OpCost]] = {
     "flash": lambda q, k, v, c: cost_of(aten._scaled_dot_product_flash_attention.default, q, k, v, 0.0, c),
     "cpu": lambda q, k, v, c: cost_of(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, v, 0.0, c),
     "efficient": lambda q, k, v, c: cost_of(
@@ -163,7 +169,7 @@ FORWARDS = {
 
 
 @pytest.mark.parametrize("kernel", FORWARDS)
-def test_model_flops_do_not_depend_on_the_kernel(kernel):
+def test_model_flops_do_not_depend_on_the_kernel(kernel: str) -> None:
     operands = qkv(B, H, S, D, device="meta")
     dense, causal = (FORWARDS[kernel](*operands, is_causal) for is_causal in (False, True))
     assert dense.flops == 2 * matmul(PAIRS, D) == 8_589_934_592
@@ -202,7 +208,7 @@ def backward_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kernel", ["flash", "cpu", "efficient", "cudnn", "overrideable"])
-def test_every_fused_backward_is_four_products_and_runs_a_fifth(kernel, is_causal):
+def test_every_fused_backward_is_four_products_and_runs_a_fifth(kernel: str, is_causal: bool) -> None:
     cost = backward_calls(*qkv(B, H, S, D, device="meta"), is_causal)[kernel]
     product = matmul(B * H * (triangle(S) if is_causal else S * S), D)
     assert cost.flops == 4 * product
@@ -210,7 +216,7 @@ def test_every_fused_backward_is_four_products_and_runs_a_fifth(kernel, is_causa
     assert executed(cost) == 5 * product
 
 
-def test_products_for_gradients_that_nobody_needs_are_hardware_work_only():
+def test_products_for_gradients_that_nobody_needs_are_hardware_work_only() -> None:
     q, k, v = qkv(1, 2, 8, 4, device="meta")
     lse = q.new_empty(1, 2, 8)
     product = matmul(2 * 8 * 8, 4)
@@ -224,15 +230,15 @@ def test_products_for_gradients_that_nobody_needs_are_hardware_work_only():
 
 
 @pytest.mark.parametrize(("trained", "products"), [("q", 2), ("k", 2), ("v", 1), ("qv", 3), ("kv", 3), ("qkv", 4)])
-def test_a_kernel_that_does_not_say_so_is_asked_through_its_autograd_node(trained, products):
-    operands = (torch.zeros(1, 2, 8, 4, requires_grad=name in trained) for name in "qkv")
-    cost = run_sdpa(*operands).costs["_scaled_dot_product_flash_attention_for_cpu_backward"]
+def test_a_kernel_that_does_not_say_so_is_asked_through_its_autograd_node(trained: str, products: int) -> None:
+    query, key, value = (torch.zeros(1, 2, 8, 4, requires_grad=name in trained) for name in "qkv")
+    cost = run_sdpa(query, key, value).costs["_scaled_dot_product_flash_attention_for_cpu_backward"]
     product = matmul(2 * 8 * 8, 4)
     assert cost.flops == products * product
     assert executed(cost) == 5 * product
 
 
-def test_the_value_width_may_differ_from_the_query_width():
+def test_the_value_width_may_differ_from_the_query_width() -> None:
     q, k, v = (torch.empty(2, 4, 32, width, device="meta") for width in (192, 192, 128))
     cost = cost_of(aten._scaled_dot_product_cudnn_attention.default, q, k, v, None, True)
     pairs = 2 * 4 * 32 * 32
@@ -242,14 +248,14 @@ def test_the_value_width_may_differ_from_the_query_width():
     assert backward.kernel_recompute_flops == matmul(pairs, 192)
 
 
-def test_causal_diagonals_start_where_each_kernel_starts_them():
+def test_causal_diagonals_start_where_each_kernel_starts_them() -> None:
     q, k = torch.empty(1, 1, 2, 8, device="meta"), torch.empty(1, 1, 5, 8, device="meta")
     assert FORWARDS["efficient"](q, k, k, True).flops == 2 * matmul(1 + 2, 8)
     assert FORWARDS["flash"](q, k, k, True).flops == 2 * matmul(4 + 5, 8)
 
 
 @pytest.mark.parametrize("width", [20, 64, 72, 100])
-def test_head_widths_padded_for_the_flash_kernel_do_not_change_model_flops(width):
+def test_head_widths_padded_for_the_flash_kernel_do_not_change_model_flops(width: int) -> None:
     padded = -(-width // 8) * 8
     operands = qkv(1, 2, 16, padded, device="meta")
     cost = cost_of(aten._scaled_dot_product_flash_attention.default, *operands, scale=width**-0.5)
@@ -257,11 +263,11 @@ def test_head_widths_padded_for_the_flash_kernel_do_not_change_model_flops(width
     assert executed(cost) == 2 * matmul(2 * 16 * 16, padded)
 
 
-def test_a_scale_that_tells_no_width_leaves_it():
+def test_a_scale_that_tells_no_width_leaves_it() -> None:
     assert logical_width(64, 0.1) == logical_width(64, None) == logical_width(64, 50**-0.5) == 64
 
 
-def test_masks_of_every_broadcast_shape_count_by_content_and_run_dense():
+def test_masks_of_every_broadcast_shape_count_by_content_and_run_dense() -> None:
     q, k, v = qkv(2, 3, 5, 8, device="meta")
     padding = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None, :]
     cost = cost_of(aten._scaled_dot_product_efficient_attention.default, q, k, v, padding, True)
@@ -273,15 +279,15 @@ def test_masks_of_every_broadcast_shape_count_by_content_and_run_dense():
     assert executed(both) == 2 * matmul(2 * 3 * triangle(5), 8)
 
 
-def test_a_mask_without_contents_counts_as_unmasked_and_says_so():
+def test_a_mask_without_contents_counts_as_unmasked_and_says_so() -> None:
     with FakeTensorMode():
         q, k, v = qkv(1, 2, 8, 4)
         cost = cost_of(aten._scaled_dot_product_efficient_attention.default, q, k, v, torch.zeros(1, 1, 8, 8), True)
     assert cost.flops == 2 * matmul(2 * 64, 4)
-    assert "mask could not be read" in cost.note
+    assert "mask could not be read" in (cost.note or "")
 
 
-def test_strided_nested_operands_count_sequence_by_sequence():
+def test_strided_nested_operands_count_sequence_by_sequence() -> None:
     sequences = [torch.zeros(8, length, 64) for length in (128, 64)]
     nested = torch.nested.nested_tensor(sequences, layout=torch.strided)
     cost = cost_of(aten._scaled_dot_product_flash_attention.default, nested, nested, nested)
@@ -300,7 +306,7 @@ def layer_flops(tokens: int, width: int, pairs: int, hidden: int = 0) -> int:
     return projections + 2 * matmul(pairs, width) + feed_forward  # pairs of one head, all heads together E wide
 
 
-def test_multi_head_attention_fast_path_counts_projections_and_attention():
+def test_multi_head_attention_fast_path_counts_projections_and_attention() -> None:
     module, x = nn.MultiheadAttention(448, 4, batch_first=True).eval(), torch.zeros(1, 300, 448)
     recorder = Recorder()
     with torch.no_grad(), recorder:
@@ -322,7 +328,7 @@ CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)
         ({"attn_mask": CAUSAL, "key_padding_mask": PADDING}, triangle(6) + (1 + 2 + 3 + 4 + 4 + 4)),
     ],
 )
-def test_multi_head_attention_masks_count_by_content_and_run_dense(kwargs, pairs):
+def test_multi_head_attention_masks_count_by_content_and_run_dense(kwargs: dict[str, Any], pairs: int) -> None:
     module, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.zeros(2, 6, 16)
     recorder = Recorder()
     with torch.no_grad(), recorder:
@@ -332,7 +338,7 @@ def test_multi_head_attention_masks_count_by_content_and_run_dense(kwargs, pairs
     assert executed(cost) == cost.palm_flops == layer_flops(12, 16, 2 * 36)
 
 
-def test_a_boolean_mask_of_the_fused_layer_is_true_where_it_hides():
+def test_a_boolean_mask_of_the_fused_layer_is_true_where_it_hides() -> None:
     x, w, b = torch.zeros(2, 6, 16), torch.zeros(48, 16), torch.zeros(48)
     cost = cost_of(
         aten._native_multi_head_attention.default, x, x, x, 16, 4, w, b, w[:16], b[:16], PADDING, False, True, 1
@@ -340,7 +346,7 @@ def test_a_boolean_mask_of_the_fused_layer_is_true_where_it_hides():
     assert cost.flops == layer_flops(12, 16, 6 * 6 + 6 * 4)
 
 
-def test_encoder_layer_fast_path_counts_the_feed_forward_as_well():
+def test_encoder_layer_fast_path_counts_the_feed_forward_as_well() -> None:
     module, x = nn.TransformerEncoderLayer(448, 4, 448, batch_first=True).eval(), torch.zeros(1, 300, 448)
     recorder = Recorder()
     with torch.no_grad(), recorder:
@@ -350,7 +356,7 @@ def test_encoder_layer_fast_path_counts_the_feed_forward_as_well():
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage.*")
-def test_an_encoder_that_packs_padded_batches_counts_real_tokens_only():
+def test_an_encoder_that_packs_padded_batches_counts_real_tokens_only() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1).eval()
     recorder = Recorder()
     with torch.no_grad(), recorder:
@@ -358,7 +364,7 @@ def test_an_encoder_that_packs_padded_batches_counts_real_tokens_only():
     assert recorder.costs["_transformer_encoder_layer_fwd"].flops == layer_flops(6 + 4, 16, 6 * 6 + 4 * 4, 32)
 
 
-def test_every_attention_operator_of_this_torch_has_a_formula_or_is_named_here():
+def test_every_attention_operator_of_this_torch_has_a_formula_or_is_named_here() -> None:
     left_out = {
         "onnx::Attention",  # a composite for export; decomposes before it is dispatched
     }

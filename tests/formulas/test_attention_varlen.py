@@ -62,7 +62,7 @@ def flash_backward(q: torch.Tensor, cu: torch.Tensor | None, longest: int, is_ca
 # --- PyTorch's own ----------------------------------------------------------------------------------------------------
 
 
-def test_operands_of_the_flash_and_efficient_operators_have_heads_third():
+def test_operands_of_the_flash_and_efficient_operators_have_heads_third() -> None:
     q = meta(2, 1024, 16, 64)
     product = matmul(2 * 16 * 1024 * 1024, 64)
     efficient = cost_of(aten._efficient_attention_forward.default, q, q, q, None, None, None, None, None, 0.0, 0)
@@ -72,7 +72,7 @@ def test_operands_of_the_flash_and_efficient_operators_have_heads_third():
     assert executed(backward) == 5 * product == 21_474_836_480
 
 
-def test_packed_documents_count_their_own_squares_and_no_padding():
+def test_packed_documents_count_their_own_squares_and_no_padding() -> None:
     q = meta(192, 8, 64)
     cost = flash(q, q, q, cu_q=ends(128, 64), cu_k=ends(128, 64), max_q=128, max_k=128)
     assert cost.flops == 2 * matmul(8 * (128**2 + 64**2), 64) == 41_943_040
@@ -81,7 +81,7 @@ def test_packed_documents_count_their_own_squares_and_no_padding():
     assert backward.kernel_recompute_flops == matmul(8 * (128**2 + 64**2), 64)
 
 
-def test_a_pack_of_four_documents_is_a_quarter_of_the_square():
+def test_a_pack_of_four_documents_is_a_quarter_of_the_square() -> None:
     q = meta(8192, 1, 64)
     cu = ends(2048, 2048, 2048, 2048)
     packed = flash(q, q, q, cu_q=cu, cu_k=cu, max_q=2048, max_k=2048)
@@ -91,7 +91,7 @@ def test_a_pack_of_four_documents_is_a_quarter_of_the_square():
     assert packed.flops * 4 == unpacked.flops
 
 
-def test_causal_documents_of_unequal_query_and_key_lengths_align_bottom_right():
+def test_causal_documents_of_unequal_query_and_key_lengths_align_bottom_right() -> None:
     q, k = meta(5, 1, 8), meta(9, 1, 8)
     cost = flash(q, k, k, True, cu_q=ends(2, 3), cu_k=ends(5, 4), max_q=3, max_k=5)
     assert cost.flops == 2 * matmul((4 + 5) + (2 + 3 + 4), 8)
@@ -111,14 +111,14 @@ def test_causal_documents_of_unequal_query_and_key_lengths_align_bottom_right():
         (1, 1, False, 3 * 16 - 2),
     ],
 )
-def test_windows_keep_a_band(left, right, is_causal, pairs):
+def test_windows_keep_a_band(left: int | None, right: int | None, is_causal: bool, pairs: int) -> None:
     q = meta(1, 16, 2, 8)
     cost = flash(q, q, q, is_causal, window_size_left=left, window_size_right=right)
     assert cost.flops == executed(cost) == 2 * matmul(2 * pairs, 8)
 
 
 @pytest.mark.parametrize("name", ["_varlen_attn", "_varlen_attn_out"])
-def test_varlen_attn_reads_its_window_as_a_pair(name):
+def test_varlen_attn_reads_its_window_as_a_pair(name: str) -> None:
     q = meta(192, 8, 64)
     op = getattr(torch.ops.torch_attn, name).default
     out = (q,) if name.endswith("out") else ()
@@ -128,7 +128,7 @@ def test_varlen_attn_reads_its_window_as_a_pair(name):
     assert causal.flops == 2 * matmul(8 * (triangle(128) + triangle(64)), 64)
 
 
-def test_varlen_attn_backward_is_four_products_and_runs_a_fifth():
+def test_varlen_attn_backward_is_four_products_and_runs_a_fifth() -> None:
     q, cu = meta(192, 8, 64), ends(128, 64)
     op = torch.ops.torch_attn._varlen_attn_backward.default
     cost = cost_of(op, q, q, q, q, q, meta(8, 192), cu, cu, 128, 128, False, meta(2))
@@ -136,7 +136,7 @@ def test_varlen_attn_backward_is_four_products_and_runs_a_fifth():
     assert (cost.flops, executed(cost)) == (4 * product, 5 * product)
 
 
-def test_used_key_lengths_replace_allocated_ones_in_a_cache():
+def test_used_key_lengths_replace_allocated_ones_in_a_cache() -> None:
     q, k = meta(2, 1, 4, 8), meta(2, 100, 4, 8)
     cost = flash(q, k, k, seqused_k=torch.tensor([7, 30], dtype=torch.int32))
     assert cost.flops == 2 * matmul(4 * (7 + 30), 8)
@@ -157,15 +157,17 @@ def test_used_key_lengths_replace_allocated_ones_in_a_cache():
         (100, 4, 60, [60, 40]),  # an upper bound: no split of 100 tokens has more pairs
     ],
 )
-def test_documents_whose_ends_cannot_be_read_are_as_long_as_allowed_and_it_says_so(total, documents, longest, lengths):
+def test_documents_whose_ends_cannot_be_read_are_as_long_as_allowed_and_it_says_so(
+    total: int, documents: int, longest: int, lengths: Any
+) -> None:
     q, cu = meta(total, 2, 8), ends(*[1] * documents, device="meta")
     cost = flash(q, q, q, True, cu_q=cu, cu_k=cu, max_q=longest, max_k=longest)
     assert cost.flops == 2 * matmul(2 * sum(map(triangle, lengths)), 8)
-    assert "lengths could not be read" in cost.note
+    assert "lengths could not be read" in (cost.note or "")
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.booleans())
-def test_unreadable_documents_are_never_undercounted(lengths, is_causal):
+def test_unreadable_documents_are_never_undercounted(lengths: Any, is_causal: bool) -> None:
     q = meta(sum(lengths), 1, 8)
     known, unknown = ends(*lengths), ends(*lengths, device="meta")
     longest = max(lengths)
@@ -186,19 +188,19 @@ def efficient(q: torch.Tensor, k: torch.Tensor, mask_type: int = 0, **kwargs: An
     return cost_of(op, q, k, k, bias, cu_q, cu_k, None, None, 0.0, mask_type, **kwargs)
 
 
-def test_efficient_mask_types_name_the_corner():
+def test_efficient_mask_types_name_the_corner() -> None:
     q, k = meta(1, 2, 1, 8), meta(1, 5, 1, 8)
     assert efficient(q, k, 0).flops == 2 * matmul(2 * 5, 8)
     assert efficient(q, k, 1).flops == 2 * matmul(1 + 2, 8)
     assert efficient(q, k, 2).flops == 2 * matmul(4 + 5, 8)
 
 
-def test_an_efficient_window_keeps_that_many_keys_with_the_querys_own():
+def test_an_efficient_window_keeps_that_many_keys_with_the_querys_own() -> None:
     q = meta(1, 16, 1, 8)
     assert efficient(q, q, 1, window_size=4).flops == 2 * matmul(4 * 16 - 4 * 3 // 2, 8)
 
 
-def test_efficient_packs_documents_in_a_batch_of_one():
+def test_efficient_packs_documents_in_a_batch_of_one() -> None:
     q = meta(1, 192, 8, 64)
     cost = efficient(q, q, cu_q=ends(128, 64), cu_k=ends(128, 64))
     assert cost.flops == 41_943_040
@@ -206,7 +208,7 @@ def test_efficient_packs_documents_in_a_batch_of_one():
     assert causal.flops == 2 * matmul(8 * (triangle(128) + triangle(64)), 64)
 
 
-def test_an_efficient_bias_counts_by_content_and_runs_dense():
+def test_an_efficient_bias_counts_by_content_and_runs_dense() -> None:
     q = meta(2, 5, 3, 8)
     bias = torch.zeros(2, 1, 5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
     cost = efficient(q, q, bias=bias)
@@ -217,7 +219,7 @@ def test_an_efficient_bias_counts_by_content_and_runs_dense():
     assert padded_keys.flops == 2 * matmul(3 * (5 * 3 + 5 * 4), 8)
 
 
-def test_efficient_backward_is_four_products_and_runs_a_fifth():
+def test_efficient_backward_is_four_products_and_runs_a_fifth() -> None:
     q, lse, seed = meta(2, 64, 4, 16), meta(2, 4, 64), meta(1)
     op = aten._efficient_attention_backward.default
     cost = cost_of(op, q, q, q, q, None, q, None, None, 64, 64, lse, 0.0, seed, seed, 1, False)
@@ -225,7 +227,7 @@ def test_efficient_backward_is_four_products_and_runs_a_fifth():
     assert (cost.flops, executed(cost)) == (4 * product, 5 * product)
 
 
-def test_cudnn_takes_heads_second_or_packed_documents():
+def test_cudnn_takes_heads_second_or_packed_documents() -> None:
     dense = meta(2, 4, 64, 16)
     op = aten._cudnn_attention_forward.default
     cost = cost_of(op, dense, dense, dense, None, None, None, 64, 64, True, 0.0, True)
@@ -330,7 +332,7 @@ FOREIGN_FORWARDS = {
 
 
 @pytest.mark.parametrize("library", FOREIGN_FORWARDS)
-def test_other_libraries_forwards_count_like_pytorchs(library):
+def test_other_libraries_forwards_count_like_pytorchs(library: str) -> None:
     dense, causal = (FOREIGN_FORWARDS[library](is_causal) for is_causal in (False, True))
     assert dense.flops == executed(dense) == 2 * matmul(DENSE, 64)
     assert causal.flops == executed(causal) == 2 * matmul(CAUSAL, 64)
@@ -358,7 +360,7 @@ FOREIGN_BACKWARDS = {
 
 @pytest.mark.parametrize("library", FOREIGN_BACKWARDS)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_other_libraries_backwards_are_four_products_and_run_a_fifth(library, is_causal):
+def test_other_libraries_backwards_are_four_products_and_run_a_fifth(library: str, is_causal: bool) -> None:
     cost = FOREIGN_BACKWARDS[library](is_causal)
     product = matmul(CAUSAL if is_causal else DENSE, 64)
     assert (cost.flops, executed(cost)) == (4 * product, 5 * product)
@@ -390,12 +392,12 @@ FOREIGN_PACKED = {
 
 
 @pytest.mark.parametrize("library", FOREIGN_PACKED)
-def test_other_libraries_packed_documents_count_their_own_squares(library):
+def test_other_libraries_packed_documents_count_their_own_squares(library: str) -> None:
     assert FOREIGN_PACKED[library](False).flops == 2 * matmul(DOCUMENTS, 64) == 41_943_040
     assert FOREIGN_PACKED[library](True).flops == 2 * matmul(CAUSAL_DOCUMENTS, 64)
 
 
-def test_flash_attn_windows_follow_the_arguments_of_each_library():
+def test_flash_attn_windows_follow_the_arguments_of_each_library() -> None:
     pairs = 2 * 4 * (5 * 128 - 5 * 4 // 2)
     ours = cost_of(torch.ops.flash_attn._flash_attn_forward.default, Q, Q, Q, 0.0, SCALE, True, 4, 0, 0.0, None, False)
     theirs = cost_of(
@@ -405,6 +407,6 @@ def test_flash_attn_windows_follow_the_arguments_of_each_library():
     assert ours.flops == theirs.flops == 2 * matmul(pairs, 64)
 
 
-def test_flash_attn_3_chunks_attend_within_themselves():
+def test_flash_attn_3_chunks_attend_within_themselves() -> None:
     chunked = cost_of(torch.ops.flash_attn_3.fwd.default, Q, Q, Q, is_causal=True, attention_chunk=50)
     assert chunked.flops == 2 * matmul(2 * 4 * (2 * triangle(50) + triangle(28)), 64)
