@@ -112,8 +112,7 @@ def waterfall(
         record: the counted step that stands for the window's steps. Where the window's mean model FLOPs differ (several
             shapes of batch), the modelled seconds are scaled by their ratio, with a note.
         peak: dense peaks of this rank's device.
-        window: the measured seconds, sums over ``window.steps``. "Between steps" is its ``between_s``; where nobody
-            announced that, ``other_s`` without the copies, if forward and backward were measured.
+        window: the measured seconds, sums over ``window.steps``.
 
     Returns:
         The steps; where MFU itself is unknown, no steps and the ``reason``.
@@ -202,11 +201,12 @@ def _known_parts(modelled: _Seconds, roofline: StepRoofline) -> dict[str, float]
 
 
 def _measured_seconds(window: StepWindow) -> dict[str, float]:
-    between_s = window.between_s
-    phases_known = window.forward_s is not None and window.backward_s is not None
-    if between_s is None and phases_known and window.other_s is not None:
-        between_s = max(0.0, window.other_s - (window.h2d_copy_s or 0.0))
-    values = {"data_wait": window.data_wait_s, "host_to_device": window.h2d_copy_s, "between_steps": between_s}
+    wait_s, copies_s = window.data_wait_s, window.h2d_copy_s
+    if wait_s is not None and copies_s is not None and copies_s <= wait_s:
+        # Trainers copy the batch between two steps, where the copies are part of the wait (``StepWindow.h2d_copy_s``):
+        # counted once, as copies.
+        wait_s -= copies_s
+    values = {"data_wait": wait_s, "host_to_device": copies_s, "between_steps": window.between_s}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.monitor import Monitor
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.waterfall import STEP_LABELS, Waterfall, waterfall
 
@@ -90,13 +91,9 @@ def test_an_injected_wait_grows_its_own_step_by_exactly_that_time(field: str, na
     assert step.share == pytest.approx(3 / 13)
 
 
-def test_the_rest_of_a_step_counts_as_between_steps_only_where_phases_were_measured() -> None:
-    record = StepRecord(ops=(BASE,))
-    with_phases = window(10, forward_s=2e-3, backward_s=4e-3, optimizer_s=1e-3, other_s=3e-3)
-    assert milliseconds(waterfall(record, PEAK, with_phases))["between_steps"] == pytest.approx(3.0)
-    with_copies = dataclasses.replace(with_phases, h2d_copy_s=1e-3)
-    assert milliseconds(waterfall(record, PEAK, with_copies))["between_steps"] == pytest.approx(2.0)
-    assert waterfall(record, PEAK, window(10, other_s=10e-3)).step("between_steps") is None
+def test_copies_inside_the_data_wait_are_counted_once() -> None:
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, window(10, data_wait_s=3e-3, h2d_copy_s=1e-3))
+    assert milliseconds(result) == {"data_wait": 2.0, "host_to_device": 1.0, "remainder": pytest.approx(3.0)}
 
 
 def test_steps_come_in_the_order_of_the_chart() -> None:
@@ -265,25 +262,25 @@ def test_a_counted_fp32_layer_costs_exactly_its_slower_peak() -> None:
 
 
 def test_a_data_wait_injected_into_a_real_run_is_found_within_a_tenth() -> None:
-    model = nn.Linear(256, 256)
-    x = torch.randn(64, 256)
-    with FlopCounter(model) as counter:
-        model(x).sum().backward()
-
-    def timed(wait_s: float, steps: int = 10) -> StepWindow:
-        waited, begin = 0.0, time.perf_counter()
-        for _ in range(steps):
-            fetch = time.perf_counter()
+    def run(wait_s: float) -> tuple[float, float]:
+        """Seconds of data wait in a step by the waterfall, and by a stopwatch around the injected wait."""
+        model, x = nn.Linear(256, 256), torch.ones(64, 256)
+        monitor = Monitor(model, peak={"fp32": 1e12}, log_every_n_steps=20)
+        waits: dict[int, float] = {}
+        for i in range(50):
+            begin = time.perf_counter()
             time.sleep(wait_s)
-            waited += time.perf_counter() - fetch
-            model(x).sum().backward()
-        elapsed = time.perf_counter() - begin
-        return StepWindow(
-            first_step=1, last_step=steps, steps=steps, elapsed_s=elapsed, wall_s=elapsed, data_wait_s=waited
-        )
+            waits[i] = time.perf_counter() - begin
+            with monitor.step(x):
+                model(x).sum().backward()
+        monitor.close()
+        (record,) = monitor.records.values()
+        assert monitor.reading is not None
+        window = monitor.reading.window
+        step = waterfall(record, monitor.peak, window).step("data_wait")
+        assert step is not None
+        injected = [waits[i] for i in range(window.first_step, window.last_step + 1)]
+        return step.seconds, sum(injected) / len(injected)
 
-    peak = DevicePeak(device_name="cpu", flops_per_s_by_precision={"fp32": 1e12}, bytes_per_s=1e12)
-    before, after = (waterfall(counter.record, peak, timed(wait_s)).step("data_wait") for wait_s in (0.0, 0.02))
-    assert before is not None
-    assert after is not None
-    assert after.seconds - before.seconds == pytest.approx(0.02, rel=0.1)
+    without, with_wait = run(0.0), run(0.02)
+    assert with_wait[0] - without[0] == pytest.approx(with_wait[1] - without[1], rel=0.1)
