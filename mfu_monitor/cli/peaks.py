@@ -181,13 +181,12 @@ def _print_shared(name: str, rows: tuple[PeakRow, ...], *, as_json: bool) -> Non
         console.print(
             f"  {row.key}: {row.name}, {row.sm_count} SMs or CUs, bf16 {_tera(bf16) or '-'} TFLOP/s", markup=False
         )
+    console.print(f"names like it: {', '.join(nearest_names(name))}", markup=False, soft_wrap=True)
 
 
 def _print_cpu(found: CpuPeakRange | None, *, as_json: bool) -> None:
     if found is None:
-        _fail(
-            "the theoretical peak of this CPU is not known (chip, cores or clock cannot be told); use `mfu-monitor bench`"
-        )
+        _fail("the peak of this CPU is not known (chip, cores or clock cannot be told); use `mfu-monitor bench`")
     low, high = found.low_flops_per_s_by_precision, found.high_flops_per_s_by_precision
     if as_json:
         spread = {"low_flops_per_s": dict(low), "high_flops_per_s": dict(high) if high else None}

@@ -94,7 +94,7 @@ def _peak_by_word(
     if word == "measure":
         from mfu_monitor.hardware.measure import measure_peak
 
-        return measure_peak(device, precision or "fp32", cache=use_cache)
+        return measure_peak(device, precision or "fp32", cache=use_cache, warn=warn)
     if word == "derive":
         from mfu_monitor.hardware.derive import derive_peak
 

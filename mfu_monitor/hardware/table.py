@@ -23,6 +23,7 @@ _FIRST_COMPUTE_CAPABILITY = {
     "fp4": (10, 0),
     "int8": (6, 1),
 }
+_LEAST_LIKENESS = 0.5  # below it a name is no help
 _SPARSE_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
@@ -222,10 +223,17 @@ def _model_word(key: str) -> str:
 
 
 def nearest_names(name: str, count: int = 5) -> list[str]:
-    """Names in the table most like ``name``, for error messages."""
-    known = {_bare(known_name): known_name for row in load_table() for known_name in row.device_names}
-    close = difflib.get_close_matches(_bare(name), list(known), n=count, cutoff=0.5)
-    return [known[match] for match in close]
+    """Names in the table most like ``name``, for error messages: first those that share its model number."""
+    asked = _bare(name)
+    likeness = {known: _likeness(asked, _bare(known)) for row in load_table() for known in row.device_names[:1]}
+    close = [known for known, score in likeness.items() if score >= _LEAST_LIKENESS]
+    return sorted(close, key=lambda known: -likeness[known])[:count]
+
+
+def _likeness(one: str, other: str) -> float:
+    """Shared words with a digit in them, then likeness of the letters (0..1)."""
+    shared = {word for word in set(one.split()) & set(other.split()) if any(c.isdigit() for c in word)}
+    return len(shared) + difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _bare(name: str) -> str:

@@ -1,0 +1,47 @@
+"""``mfu-monitor bench``: measures, prints, saves; refuses what it cannot do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mfu_monitor.cli import build_app
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MFU_MONITOR_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), ["bench", *arguments])
+
+
+def test_a_short_bench_on_the_cpu_prints_and_saves_what_it_measured(tmp_path: Path) -> None:
+    output = tmp_path / "bench.json"
+    result = run("--device", "cpu", "--precision", "fp32", "--seconds", "0.2", "--output", str(output))
+    assert result.exit_code == 0, result.stderr
+    content = json.loads(output.read_text(encoding="utf-8"))
+    rates = [product["flops_per_s"] for product in content["precisions"]["fp32"]["products"]]
+    assert content["precisions"]["fp32"]["flops_per_s"] == max(rates)
+    assert content["bytes_per_s"] > 0
+    assert "streaming bandwidth" in result.stdout
+    assert f"saved to {output}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "toaster"], "cannot measure on 'toaster'"),
+        (["--device", "cpu", "--precision", "fp33"], "unknown precision 'fp33'"),
+        (["--device", "cpu", "--seconds", "0"], "seconds=0.0"),
+    ],
+)
+def test_wrong_arguments_go_to_stderr_with_exit_code_2(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
