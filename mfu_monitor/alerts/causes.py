@@ -82,7 +82,8 @@ class _Claim:
 def attribute_loss(before: WindowFigures, after: WindowFigures) -> tuple[CauseShare, ...]:
     """What the fall from ``before`` to ``after`` consists of, largest first; the shares add up to 1.
 
-    Less than 2% without a name is left out. Only what got worse is listed; parts that got faster meanwhile are not set off against it.
+    Less than 2% without a name is left out. Only what got worse is listed; parts that got faster meanwhile are not set
+    off against it.
 
     Args:
         before: mean of the baseline's windows (``mean_figures``).

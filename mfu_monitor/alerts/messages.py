@@ -11,7 +11,8 @@ from mfu_monitor.alerts.records import CauseShare
 __all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "recovery_message"]
 
 _NAMED = 3
-"""Causes in one message; the rest is in ``Alert.causes``."""
+_LEAST_NAMED_SHARE = 0.05
+"""At most so many causes in one message, and no small ones after the first; all are in ``Alert.causes``."""
 
 
 def drop_message(
@@ -75,11 +76,15 @@ def _what(before: WindowFigures, after: WindowFigures) -> str:
 
 
 def _because(causes: Sequence[CauseShare]) -> str:
-    told = [cause for cause in causes if cause.share_of_loss is not None][:_NAMED]
-    if not told:
+    if not causes:
         return " Cause: unknown, no factor that is measured got worse."
-    parts = "; ".join(f"{describe_cause(c)}: {c.share_of_loss:.0%} of the loss" for c in told)
+    told = [cause for n, cause in enumerate(causes) if n == 0 or _is_worth_naming(cause)][:_NAMED]
+    parts = "; ".join(f"{describe_cause(cause)}: {cause.share_of_loss or 0.0:.0%} of the loss" for cause in told)
     return f" Cause: {parts}. Next: {next_action(told[0].name)}."
+
+
+def _is_worth_naming(cause: CauseShare) -> bool:
+    return (cause.share_of_loss or 0.0) >= _LEAST_NAMED_SHARE or cause.name == "straggler"
 
 
 def _steps(figures: WindowFigures) -> str:

@@ -1,0 +1,157 @@
+"""Find the logs of a run and read them: JSON lines as the monitor wrote them, or TensorBoard's files."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_monitor.alerts import Alert
+from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.sinks.jsonl import read_jsonl
+from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.utilization import UtilizationReading
+
+__all__ = ["RunLog", "read_runs"]
+
+_MFU_TAGS = ("utilization/mfu", "train/device/mfu")
+"""Ours, and Lightning's ThroughputMonitor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLog:
+    """The readings and the alerts of one run, and the file or directory that they came from."""
+
+    name: str
+    source: str
+    readings: tuple[UtilizationReading, ...]
+    alerts: tuple[Alert, ...] = ()
+
+
+def read_runs(path: Path) -> list[RunLog]:
+    """The runs under a path: a JSONL file, or a directory with JSONL or TensorBoard files at any depth.
+
+    Where a directory has both, the JSON lines are read: they hold more.
+
+    Raises:
+        ConfigurationError: nothing there, or nothing in it that can be read.
+    """
+    if not path.exists():
+        raise ConfigurationError(
+            f"{str(path)!r} does not exist. Give the directory that the run logged to (it holds a .jsonl file of the "
+            "monitor, or events.out.tfevents... files), or the .jsonl file itself."
+        )
+    files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    logs = [log for file in files if (log := _from_jsonl(file, path)) is not None]
+    logs = logs or [log for folder in _event_folders(path) if (log := _from_tensorboard(folder, path)) is not None]
+    if not logs:
+        raise ConfigurationError(_nothing_found(path, files))
+    return logs
+
+
+def _nothing_found(path: Path, files: list[Path]) -> str:
+    seen = ", ".join(file.name for file in files[:5]) or "no .jsonl file"
+    return (
+        f"No readings in {str(path)!r} ({seen}; no TensorBoard scalars {' or '.join(_MFU_TAGS)}). "
+        "Log with MFUMonitor(jsonl='runs/mfu.jsonl') or with a TensorBoard logger, and let at least one window end."
+    )
+
+
+def _from_jsonl(file: Path, root: Path) -> RunLog | None:
+    run = read_jsonl(file)
+    if not run.readings:
+        return None
+    alerts = tuple(Alert.from_dict(e.payload) for e in run.events if e.kind == "alert" and "message" in e.payload)
+    return RunLog(name=_name(file, root), source=str(file), readings=run.readings, alerts=alerts)
+
+
+def _name(found: Path, root: Path) -> str:
+    """The given directory's name, with the way down to the file where there may be several."""
+    if found == root:
+        return root.stem
+    inside = found.relative_to(root).with_suffix("") if found.is_file() else found.relative_to(root)
+    return "/".join([root.resolve().name, *inside.parts[: len(inside.parts) - found.is_file()]])
+
+
+# TensorBoard.
+
+
+def _event_folders(path: Path) -> list[Path]:
+    return sorted({file.parent for file in path.rglob("events.out.tfevents*")}) if path.is_dir() else []
+
+
+def _from_tensorboard(folder: Path, root: Path) -> RunLog | None:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{str(folder)!r} holds TensorBoard files only, and tensorboard is not installed. "
+            "Run: pip install tensorboard; or log with jsonl= as well."
+        ) from error
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    scalars = {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
+    tag = next((tag for tag in _MFU_TAGS if tag in scalars), None)
+    if tag is None:
+        return None
+    readings = tuple(_readings_of_scalars(scalars, tag))
+    return RunLog(name=_name(folder, root), source=f"{folder} (TensorBoard)", readings=readings)
+
+
+_READING_TAGS = {
+    "hfu": "utilization/hfu",
+    "mfu_weighted": "utilization/mfu_weighted",
+    "goodput_mfu": "utilization/goodput_mfu",
+    "attainable_mfu": "utilization/attainable_mfu",
+    "tokens_per_s": "throughput/tokens_per_s",
+    "device_tokens_per_s": "throughput/device/tokens_per_s",
+    "device_model_flops_per_s": "throughput/device/model_flops_per_s",
+}
+_PER_STEP_TAGS = {
+    "data_wait_s": "step_time/data_wait_s",
+    "forward_s": "step_time/forward_s",
+    "backward_s": "step_time/backward_s",
+    "optimizer_s": "step_time/optimizer_s",
+    "other_s": "step_time/other_s",
+    "model_flops": "flops_per_step/model",
+    "hardware_flops": "flops_per_step/hardware",
+    "recompute_flops": "flops_per_step/recompute",
+}
+_COUNTS = ("model_flops", "hardware_flops", "recompute_flops")
+
+
+def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iterator[UtilizationReading]:
+    """Readings as far as scalars can tell: windows end where MFU was logged; wall time is the events' own."""
+    by_step = {tag: {event.step: event.value for event in events} for tag, events in scalars.items()}
+    events = sorted(scalars[mfu_tag], key=lambda event: event.step)
+    gaps = [later.wall_time - earlier.wall_time for earlier, later in itertools.pairwise(events)]
+    step_before, wall_before = 0, None
+    for event in events:
+        # The first window began before its first event: the usual distance of two events stands for it.
+        wall_s = event.wall_time - wall_before if wall_before is not None else (statistics.median(gaps) if gaps else 0)
+        steps = max(1, event.step - step_before)
+        yield _reading(event, by_step, steps=steps, first_step=step_before + 1, wall_s=max(0.0, wall_s))
+        step_before, wall_before = event.step, event.wall_time
+
+
+def _reading(
+    event: Any, by_step: Mapping[str, Mapping[int, float]], *, steps: int, first_step: int, wall_s: float
+) -> UtilizationReading:
+    def at(tag: str) -> float | None:
+        return by_step.get(tag, {}).get(event.step)
+
+    total_s = at("step_time/total_s")
+    fields = {name: value * steps for name, tag in _PER_STEP_TAGS.items() if (value := at(tag)) is not None}
+    window = StepWindow(
+        first_step=min(first_step, event.step),
+        last_step=event.step,
+        steps=steps,
+        elapsed_s=total_s * steps if total_s is not None else wall_s,
+        wall_s=wall_s,
+        **{name: round(value) if name in _COUNTS else value for name, value in fields.items()},  # type: ignore[arg-type]
+    )
+    known = {name: at(tag) for name, tag in _READING_TAGS.items()}
+    return UtilizationReading(window=window, mfu=event.value, **known)  # type: ignore[arg-type]
