@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.formulas.analytic import PALM_ATTENTION_FACTOR, TRAINING_FLOPS_PER_PARAMETER
 
 __all__ = [
     "AttentionShape",
@@ -23,8 +24,6 @@ __all__ = [
     "training_flops",
 ]
 
-FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""One multiply-add (2 FLOPs) forward, twice that backward; see the sources above."""
 _SECONDS_PER_HOUR = 3600.0
 _SECONDS_PER_DAY = 86400.0
 
@@ -50,7 +49,7 @@ class AttentionShape:
         keys = {"exact": (self.sequence_length + 1) / 2, "palm": float(self.sequence_length)}
         if self.convention not in keys:
             raise ConfigurationError(f"convention is {self.convention!r}; expected 'exact' or 'palm'")
-        return 12 * self.layers * self.width * keys[self.convention]
+        return PALM_ATTENTION_FACTOR * self.layers * self.width * keys[self.convention]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def training_flops(active_parameters: float, tokens: float, attention: Attention
     """
     _positive(active_parameters=active_parameters, tokens=tokens)
     extra = attention.flops_per_token() if attention else 0.0
-    return tokens * (FLOPS_PER_PARAMETER_AND_TOKEN * active_parameters + extra)
+    return tokens * (TRAINING_FLOPS_PER_PARAMETER * active_parameters + extra)
 
 
 def plan_training(

@@ -85,6 +85,21 @@ class Waterfall:
             return {}
         return {**{f"waterfall/{step.name}": step.share for step in self.steps}, "waterfall/mfu": self.mfu}
 
+    def markdown(self) -> str:
+        """A table for a text card, from the peak down to the MFU, with the notes; the reason where there is none."""
+        if self.mfu is None:
+            return f"No waterfall: {self.reason}"
+        rows = [f"| {step.label} | {-100 * step.share:+.1f} | {step.origin} |" for step in self.steps]
+        lines = [
+            f"| from {self.precision} peak to MFU | points | |",
+            "|---|--:|---|",
+            "| dense peak | 100.0 | |",
+            *rows,
+            f"| **MFU** | **{100 * self.mfu:.1f}** | measured |",
+        ]
+        notes = [*(f"{step.label}: {step.note}" for step in self.steps if step.note), *self.notes]
+        return "\n".join([*lines, *(["", *(f"- {note}" for note in notes)] if notes else [])])
+
     def step(self, name: str) -> WaterfallStep | None:
         """The step of that name; None where it was neither measured nor modelled."""
         return next((step for step in self.steps if step.name == name), None)

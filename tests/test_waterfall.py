@@ -220,6 +220,16 @@ def test_without_an_mfu_there_is_a_reason_and_no_metric(
     assert words in (result.reason or "")
 
 
+def test_the_table_for_a_card_holds_every_step_its_origin_and_the_notes() -> None:
+    record = StepRecord(ops=(BASE, op(precision=None, bytes_accessed=6 * MS_OF_BYTES)))
+    lines = waterfall(record, PEAK, window(8)).markdown().splitlines()
+    assert "| memory-bound operators | -75.0 | modelled |" in lines  # 6 of 8 ms
+    assert "| measured remainder | +25.0 | measured |" in lines
+    assert "| **MFU** | **50.0** | measured |" in lines
+    assert lines[-1].startswith("- measured remainder: ideal time and measured waits are 1.25 times")
+    assert waterfall(record, None, window(8)).markdown().startswith("No waterfall: the peak of this device is unknown")
+
+
 # So much bandwidth that only products take time: what is left is arithmetic on their shapes.
 COMPUTE_ONLY = dataclasses.replace(PEAK, bytes_per_s=1e30)
 
