@@ -8,7 +8,8 @@ libraries and versions, so they are read by every name in use. Schemas:
 - flash-attn 2 and 3: https://github.com/Dao-AILab/flash-attention (``flash_attn/flash_attn_interface.py``,
   ``hopper/flash_attn_interface.py``, ``hopper/flash_api.cpp``);
 - xFormers: https://github.com/facebookresearch/xformers (``csrc/attention/attention.cpp``, ``ops/fmha/flash.py``);
-- Diffusers' wrapper of flash-attn 3: ``diffusers/models/attention_dispatch.py``.
+- Diffusers' wrapper of flash-attn 3: ``diffusers/models/attention_dispatch.py``;
+- the kernels hub: https://huggingface.co/kernels-community/flash-attn2 (``torch-ext/torch_binding.cpp``).
 
 flash-linear-attention is absent on purpose: its products run in Triton kernels behind ``autograd.Function``, without an
 operator; the operators that it does register (``fla::fused_*_rwkv7``) are elementwise and cost 0.
@@ -22,6 +23,7 @@ Causal and window flags are aligned bottom-right (flash-attn >= 2.1), and kernel
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 from torch import Tensor
@@ -39,9 +41,9 @@ from mfu_monitor.formulas.attention_work import (
     needed_gradients,
 )
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, read_integers
-from mfu_monitor.formulas.registry import formula
+from mfu_monitor.formulas.registry import Formula, formula
 
-__all__: list[str] = []
+__all__ = ["hub_flash_formula"]
 
 UNREADABLE_LENGTHS_NOTE = (
     "document lengths could not be read (meta or fake tensor); documents are taken to be as long as max_seqlen allows"
@@ -90,6 +92,22 @@ def _flash_backward(call: OperatorCall) -> OpCost:
     return backward_cost(_flash_work(call), needs_grad=needed_gradients(call))
 
 
+_HUB_KERNEL = re.compile(r"_?(?:vllm_)?flash_attn[234]?(?:_\w+)?::(?:varlen_)?(?P<direction>fwd|bwd)")
+
+
+def hub_flash_formula(name: str) -> Formula | None:
+    """The formula of a flash-attn build from the Hugging Face kernels hub, whose namespace holds the build's hash.
+
+    Example:
+        >>> hub_flash_formula("_flash_attn2_9e27194::varlen_fwd") is not None
+        True
+    """
+    found = _HUB_KERNEL.fullmatch(name)
+    if found is None:
+        return None
+    return _flash_forward if found["direction"] == "fwd" else _flash_backward
+
+
 def _flash_work(call: OperatorCall) -> AttentionWork:
     query, key, value = _operands(call)
     lengths, note = _flash_lengths(call, query, key)
@@ -131,11 +149,13 @@ def _flash_lengths(call: OperatorCall, query: Tensor, key: Tensor) -> tuple[Leng
     q_ends = argument(call, "cum_seq_q", "cu_seq_q", "cu_seqlens_q")
     k_ends = argument(call, "cum_seq_k", "cu_seq_k", "cu_seqlens_k")
     sequences = _sequences(query, q_ends)
-    is_paged = argument(call, "block_table", "block_tables", "page_table") is not None
+    is_paged = argument(call, "block_table", "block_tables", "block_table_", "page_table") is not None
     max_q = argument(call, "max_seqlen_q", "max_q", default=query.shape[-3])
     max_k = argument(call, "max_seqlen_k", "max_k", default=key.shape[-3])
     q_lengths = _side_lengths(query, q_ends, argument(call, "seqused_q", "sequed_q"), sequences, max_q)
-    k_lengths = _side_lengths(key, k_ends, argument(call, "seqused_k", "sequed_k"), sequences, max_k, is_paged=is_paged)
+    k_lengths = _side_lengths(
+        key, k_ends, argument(call, "seqused_k", "seqused_k_", "sequed_k"), sequences, max_k, is_paged=is_paged
+    )
     note = UNREADABLE_LENGTHS_NOTE if q_lengths is None or k_lengths is None else None
     q_lengths = q_lengths or _longest_possible(query, sequences, max_q)
     k_lengths = k_lengths or _longest_possible(key, sequences, max_k)

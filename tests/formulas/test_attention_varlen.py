@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mfu_monitor.formulas  # noqa: F401  # registers every formula
+from mfu_monitor.formulas.attention_varlen import hub_flash_formula
 from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.registry import bind_call, find_formula
 
@@ -276,6 +277,15 @@ STAND_INS = {
         "float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, int window_size_right=-1)"
         " -> (Tensor, Tensor, Tensor, Tensor)",
     ],
+    "_flash_attn2_9e27194": [
+        "fwd(Tensor q, Tensor k, Tensor v, Tensor? out_, Tensor? alibi_slopes_, float p_dropout, float softmax_scale, "
+        "bool is_causal, int window_size_left, int window_size_right, float softcap, bool return_softmax, "
+        "Generator? gen_) -> Tensor[]",
+        "varlen_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor? dq_, "
+        "Tensor? dk_, Tensor? dv_, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? alibi_slopes_, int max_seqlen_q, "
+        "int max_seqlen_k, float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, "
+        "int window_size_left, int window_size_right) -> Tensor[]",
+    ],
     "xformers": [
         "efficient_attention_forward_cutlass(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, "
         "Tensor? seqstart_q, Tensor? seqstart_k, int? max_seqlen_q, float dropout_p, bool compute_logsumexp, "
@@ -410,3 +420,25 @@ def test_flash_attn_windows_follow_the_arguments_of_each_library() -> None:
 def test_flash_attn_3_chunks_attend_within_themselves() -> None:
     chunked = cost_of(torch.ops.flash_attn_3.fwd.default, Q, Q, Q, is_causal=True, attention_chunk=50)
     assert chunked.flops == 2 * matmul(2 * 4 * (2 * triangle(50) + triangle(28)), 64)
+
+
+def test_builds_from_the_kernels_hub_are_known_whatever_their_hash() -> None:
+    operators = torch.ops._flash_attn2_9e27194
+    forward = bind_call(
+        operators.fwd.default, (Q, Q, Q, None, None, 0.0, SCALE, True, -1, 0, 0.0, False, None), {}, None
+    )
+    found = hub_flash_formula(forward.name)
+    assert found is not None
+    assert found(forward).flops == 2 * matmul(CAUSAL, 64)
+    packed = (PACKED,) * 5 + (LSE, None, None, None, CU, CU, None, 128, 128, 0.0, SCALE, False, False, -1, -1)
+    backward = bind_call(operators.varlen_bwd.default, packed, {}, None)
+    found = hub_flash_formula(backward.name)
+    assert found is not None
+    assert executed(found(backward)) == 5 * matmul(DOCUMENTS, 64)
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::fwd", "_flash_attn2_9e27194::fwd_kvcache", "flash_mla::fwd", "my_flash_attn::fwd"]
+)
+def test_other_names_are_no_builds_of_flash_attention(name: str) -> None:
+    assert hub_flash_formula(name) is None
