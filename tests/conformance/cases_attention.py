@@ -1,4 +1,6 @@
-"""Rows of scaled_dot_product_attention. ``P`` attended pairs of width D: one product is 2 P D, a forward two of them, a backward four.
+"""Rows of scaled_dot_product_attention.
+
+``P`` attended pairs of width D: one product is 2 P D, a forward two of them, a backward four.
 
 A fused kernel's backward runs a fifth product; a kernel skips by a causal flag and runs a mask tensor dense; the math
 path runs everything dense and keeps its probabilities.
