@@ -19,8 +19,8 @@ LAYERS = (
     ("timing",),
     ("utilization",),
     ("roofline", "waterfall", "advice", "checks", "alerts", "report"),
-    ("sinks", "config"),
-    ("_stages", "_peak_source"),  # what the monitor is made of
+    ("sinks", "config", "audit", "report"),
+    ("_stages", "_peak_source", "_scopes", "_step_counter"),  # what the monitor is made of
     ("monitor", "mfu_monitor"),  # mfu_monitor: the public names of mfu_monitor/__init__.py
     ("callbacks", "cli", "__main__"),
 )
@@ -48,9 +48,14 @@ def _walk(node: ast.AST, package: str, *, deferred: bool) -> Iterator[Import]:
         elif isinstance(child, ast.ImportFrom):
             base = _absolute(child, package)
             yield from (Import(f"{base}.{alias.name}", deferred) for alias in child.names)
-        else:
+        elif not _is_type_checking(child):
             inside = deferred or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from _walk(child, package, deferred=inside)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    """``if TYPE_CHECKING:`` runs nothing: a name in an annotation is no edge."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

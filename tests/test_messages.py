@@ -31,7 +31,6 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys(({names}), None)); impor
     ("name", "missing", "install"),
     [
         ("MFUMonitor", "'lightning', 'pytorch_lightning'", "mfu-monitor[lightning]"),
-        ("FabricMFUMonitor", "'lightning', 'lightning_fabric'", "mfu-monitor[lightning]"),
         ("MFUCallback", "'transformers',", "mfu-monitor[transformers]"),
     ],
 )

@@ -1,7 +1,7 @@
 """Where readings go: console, TensorBoard, JSON lines, several at once, or nowhere."""
 
 from mfu_monitor.sinks.base import Event, Sink
-from mfu_monitor.sinks.card import text_card
+from mfu_monitor.sinks.card import CardMaker, text_card
 from mfu_monitor.sinks.console import ConsoleSink
 from mfu_monitor.sinks.fanout import FanOutSink
 from mfu_monitor.sinks.jsonl import JsonlRun, JsonlSink, read_jsonl
@@ -9,6 +9,7 @@ from mfu_monitor.sinks.null import NullSink
 from mfu_monitor.sinks.tensorboard import TensorBoardSink
 
 __all__ = [
+    "CardMaker",
     "ConsoleSink",
     "Event",
     "FanOutSink",

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mfu_monitor.counting.records import FlopTotals, StepRecord
 from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.sinks.base import Event
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["text_card"]
+__all__ = ["CardMaker", "text_card"]
 
 _CONVENTIONS = {
     "exact": "exact: a multiply-add is 2 FLOPs, masked attention counts its attended pairs; model FLOPs hold no rerun",
     "palm": "palm: a multiply-add is 2 FLOPs, attention counts its full square; model FLOPs hold no rerun",
 }
+
+
+class CardMaker:
+    """Follows the events of a run and makes its two cards: one when the first step was counted, one at the end.
+
+    Example:
+        >>> maker = CardMaker()
+        >>> for event in run.events:
+        ...     card = maker.take(event)  # an Event of kind "card" after the first record, else None
+        >>> final = maker.final()
+    """
+
+    def __init__(self) -> None:
+        self._peak: DevicePeak | None = None
+        self._record: StepRecord | None = None
+        self._reading: UtilizationReading | None = None
+        self._step = 0
+
+    def take(self, event: Event) -> Event | None:
+        """Note what the event says; the first card, if this is the first record."""
+        self._step = max(self._step, event.step)
+        if event.kind == "run":
+            self._peak = _peak_from(event.payload.get("peak"))
+        elif event.kind == "reading":
+            self._reading = UtilizationReading.from_dict(event.payload)
+        elif event.kind == "record":
+            is_first = self._record is None
+            self._record = StepRecord.from_dict(dict(event.payload.get("record", event.payload)))
+            return self._card("start") if is_first else None
+        return None
+
+    def final(self) -> Event | None:
+        """The card of the whole run; None where no step was counted."""
+        return self._card("end")
+
+    def _card(self, title: str) -> Event | None:
+        if self._record is None:
+            return None
+        text = text_card(self._record, reading=self._reading, peak=self._peak)
+        return Event(kind="card", step=self._step, text=text, title=f"card/{title}")
+
+
+def _peak_from(values: Mapping[str, Any] | None) -> DevicePeak | None:
+    if values is None:
+        return None
+    names = {f.name for f in dataclasses.fields(DevicePeak)}
+    return DevicePeak(**{name: value for name, value in values.items() if name in names})
 
 
 def text_card(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
@@ -52,7 +53,8 @@ class FanOutSink:
             call()
         except Exception:  # noqa: BLE001  # a sink of the user's may raise anything; training must not see it
             self._sinks.remove(sink)
-            warnings.warn(_message(sink), StageDisabledWarning, stacklevel=3)
+            with contextlib.suppress(StageDisabledWarning):  # where warnings are errors
+                warnings.warn(_message(sink), StageDisabledWarning, stacklevel=3)
 
 
 def _message(sink: Sink) -> str:

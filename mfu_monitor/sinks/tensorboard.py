@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.card import CardMaker
 
 __all__ = ["CUSTOM_SCALARS_LAYOUT", "TensorBoardSink"]
 
@@ -36,6 +37,9 @@ CUSTOM_SCALARS_LAYOUT: dict[str, dict[str, list[Any]]] = {
 class TensorBoardSink:
     """Writes events to a ``torch.utils.tensorboard.SummaryWriter``, which stays the caller's to close.
 
+    Metrics become scalars; the text of diagnoses and alerts goes to the TEXT tab, and with it two cards that say what a
+    step ran, against which peak, and what was left uncounted: at the first counted step and at the end.
+
     Args:
         experiment: the writer; a Lightning ``TensorBoardLogger`` has it as ``.experiment``.
         scalars: write the metrics too. False where another path (Lightning's loggers) writes them already.
@@ -50,6 +54,7 @@ class TensorBoardSink:
         self._experiment = experiment
         self._scalars = scalars
         self._layout_due = layout
+        self._cards = CardMaker()
 
     def emit(self, event: Event) -> None:
         """Write the event's scalars and text at the event's own step."""
@@ -59,9 +64,14 @@ class TensorBoardSink:
         if self._scalars:
             for name, value in event.metrics.items():
                 self._experiment.add_scalar(name, value, event.step)
-        if event.text:
-            self._experiment.add_text(f"mfu_monitor/{event.title or event.kind}", event.text, event.step)
+        self._write_text(event)
+        self._write_text(self._cards.take(event))
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Write the final card and what is buffered."""
+        self._write_text(self._cards.final())
         self._experiment.flush()
+
+    def _write_text(self, event: Event | None) -> None:
+        if event is not None and event.text:
+            self._experiment.add_text(f"mfu_monitor/{event.title or event.kind}", event.text, event.step)

@@ -11,7 +11,8 @@ from mfu_monitor.counting.records import (
     UnsupportedOp,
 )
 from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.sinks.card import text_card
+from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.card import CardMaker, text_card
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -109,3 +110,37 @@ def test_card_at_the_end_gives_the_last_window_as_fractions() -> None:
 
 def test_card_of_an_empty_record_divides_by_nothing() -> None:
     assert "unknown" in text_card(StepRecord())
+
+
+def run_event(**values: object) -> Event:
+    peak = {"device_name": "CPU", "flops_per_s_by_precision": {"bf16": 2e12}, "source": "measured", **values}
+    return Event(kind="run", step=0, payload={"peak": peak})
+
+
+def test_the_first_record_makes_the_first_card_and_no_later_one_does() -> None:
+    maker = CardMaker()
+    assert maker.take(run_event()) is None
+    card = maker.take(Event(kind="record", step=3, payload=RECORD.to_dict()))
+    assert card is not None
+    assert (card.kind, card.step, card.title) == ("card", 3, "card/start")
+    assert "2 TFLOP/s dense at bf16, source: measured" in card.text
+    assert maker.take(Event(kind="record", step=9, payload=RECORD.to_dict())) is None
+
+
+def test_the_final_card_has_the_last_reading_and_the_last_step() -> None:
+    maker = CardMaker()
+    maker.take(run_event(unknown_key_of_a_later_version=1))
+    maker.take(Event(kind="record", step=3, payload=RECORD.to_dict()))
+    window = StepWindow(first_step=90, last_step=99, steps=10, elapsed_s=1.0, wall_s=1.0)
+    reading = UtilizationReading(window=window, mfu=0.25, precision="bf16")
+    maker.take(Event(kind="reading", step=99, payload=reading.to_dict()))
+    card = maker.final()
+    assert card is not None
+    assert (card.step, card.title) == (99, "card/end")
+    assert "MFU: **0.2500**" in card.text
+
+
+def test_a_run_without_a_counted_step_has_no_card() -> None:
+    maker = CardMaker()
+    maker.take(Event(kind="run", step=0, payload={"peak": None}))
+    assert maker.final() is None

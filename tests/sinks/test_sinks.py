@@ -158,3 +158,9 @@ def test_ctrl_c_inside_a_sink_is_not_swallowed() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         FanOutSink([Interrupted()]).emit(Event(kind="run", step=0))
+
+
+def test_a_failing_sink_raises_nothing_even_where_warnings_are_errors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FanOutSink([Broken()]).emit(Event(kind="run", step=0))

@@ -1,0 +1,80 @@
+"""From events to the loggers of a trainer: every logger gets the scalars, TensorBoard the text and the layout too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
+
+__all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers"]
+
+_REMEMBERED_STEPS = 10_000
+"""More than a window, and more than one that is read late; a bound, so that a long run does not grow."""
+
+
+class LoggingSteps:
+    """From a training batch to the step on the loggers' axis, also for a batch that ended a while ago.
+
+    Example:
+        >>> steps = LoggingSteps()
+        >>> steps.note(batch := 7, 3)  # the eighth batch belongs to the fourth optimizer step
+        >>> steps(7)
+        3
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+
+    def note(self, batch: int, step: int) -> None:
+        """Remember where a batch belongs."""
+        self._steps[batch] = step
+        if len(self._steps) > _REMEMBERED_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def __call__(self, batch: int) -> int:
+        """The step of a batch; the batch itself where it was never noted."""
+        return self._steps.get(batch, batch)
+
+
+class LoggerSink:
+    """Hands the metrics of an event to one logger of Lightning or Fabric.
+
+    Args:
+        logger: anything with ``log_metrics(metrics, step)``.
+        at_step: from the training batch of an event to the step on the logger's axis.
+        also: a sink of the same logger for what is no scalar.
+    """
+
+    def __init__(self, logger: Any, at_step: Callable[[int], int], also: Sink | None = None) -> None:
+        self._logger = logger
+        self._at_step = at_step
+        self._also = also
+
+    def emit(self, event: Event) -> None:
+        """Log the event at the logger's own step."""
+        step = self._at_step(event.step)
+        if event.metrics:
+            self._logger.log_metrics(dict(event.metrics), step)
+        if self._also is not None:
+            self._also.emit(dataclasses.replace(event, step=step))
+
+    def close(self) -> None:
+        """Write out what is buffered; the logger itself belongs to the trainer."""
+        self._logger.save()
+        if self._also is not None:
+            self._also.close()
+
+
+def sinks_for_loggers(loggers: Iterable[Any], *, at_step: Callable[[int], int], layout: bool) -> list[Sink]:
+    """One sink for each logger, so that one that fails leaves the others alone; a console line without any logger."""
+    sinks: list[Sink] = [LoggerSink(logger, at_step, _tensorboard(logger, layout=layout)) for logger in loggers]
+    return sinks or [ConsoleSink()]
+
+
+def _tensorboard(logger: Any, *, layout: bool) -> Sink | None:
+    # By name: `lightning`, `pytorch_lightning` and Fabric each have a class of their own, and none need be installed.
+    if not any(base.__name__ == "TensorBoardLogger" for base in type(logger).__mro__):
+        return None
+    return TensorBoardSink(logger.experiment, scalars=False, layout=layout)

@@ -1,0 +1,370 @@
+"""The callback of a Lightning Trainer: hooks in, calls of ``Monitor`` out; no arithmetic here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
+from mfu_monitor.monitor import Monitor
+from mfu_monitor.utilization import UtilizationReading
+
+from ._guard import Guarded, guarded
+from ._loggers import LoggingSteps, sinks_for_loggers
+from ._patch import wrap_method
+
+if TYPE_CHECKING:
+    from mfu_monitor.sinks import Sink
+
+__all__ = ["MFUMonitor"]
+
+_PROGRESS_METRICS = ("mfu", "hfu", "tokens_per_s")
+
+
+def _callback_bases() -> tuple[type, ...]:
+    """``Callback`` of each Lightning that is installed: ``lightning`` and ``pytorch_lightning`` have one of their own.
+
+    Trainers check by ``isinstance`` (a single callback outside a list, LightningCLI's ``class_path``), so ours must be
+    one of theirs whichever of the two the script imports.
+    """
+    bases: list[type] = []
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            bases.append(importlib.import_module(package).Callback)
+        except ImportError:
+            continue
+    if not bases:
+        raise ImportError(
+            "MFUMonitor needs Lightning, and neither 'lightning' nor 'pytorch_lightning' can be imported. "
+            "Run: pip install 'mfu-monitor[lightning]'. For a loop of your own, use mfu_monitor.Monitor."
+        )
+    return tuple(dict.fromkeys(bases))
+
+
+_Callback: Any = type("_Callback", _callback_bases(), {})
+
+
+class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends on what is installed
+    """Live MFU, HFU and tokens/s of a Lightning run, in every logger of the trainer and in the progress bar.
+
+    Nothing has to be given. ``mfu``, ``hfu`` and ``tokens_per_s`` are in ``trainer.callback_metrics``, so that
+    ``EarlyStopping`` and ``ModelCheckpoint`` can monitor them. Training results do not change by a bit.
+
+    Args:
+        log_every_n_steps: training batches of a window; None takes the trainer's.
+        peak: dense peak of one device: ``"auto"`` (table), ``"measure"`` (a short benchmark, kept on disk),
+            ``"derive"``, FLOP/s as a number, or a dict by precision.
+        tokens: tokens of a batch: a function or its import path ``"pkg.mod:function"``; None reads the shapes.
+        count_padding: also count tokens that are not padding and tokens in the loss; costs tensor work on each step.
+        convention: ``"exact"`` counts attended query-key pairs, ``"palm"`` the full square of attention.
+        count: ``"auto"`` counts some steps and replays the count on like ones; ``"every_step"`` counts all.
+        max_overhead: share of the run's time that counting may cost after the first count.
+        count_no_grad_as_model: count forwards without gradient (a teacher) as model FLOPs.
+        names: metric names of ours, or ``"throughput_monitor"`` for those of Lightning's ThroughputMonitor.
+        jsonl: file that readings and counted steps are appended to, as JSON lines.
+        device: the device whose peak counts; None takes the trainer's.
+        on_impossible: what to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"``.
+        alerts: options of the alerts on a drop of MFU.
+        tensorboard_layout: write a CUSTOM SCALARS layout (MFU and HFU on one chart); False keeps one of your own.
+
+    Raises:
+        ConfigurationError: an argument that is not allowed; the message says what is.
+
+    Example:
+        >>> trainer = L.Trainer(callbacks=[MFUMonitor()])
+        >>> trainer = L.Trainer(callbacks=[MFUMonitor(peak="measure", jsonl="runs/mfu.jsonl")])
+    """
+
+    def __init__(
+        self,
+        *,
+        log_every_n_steps: int | None = None,
+        peak: str | float | dict[str, float] = "auto",
+        tokens: str | Callable[[Any], Any] | None = None,
+        count_padding: bool = False,
+        convention: str = "exact",
+        count: str = "auto",
+        max_overhead: float = 0.002,
+        count_no_grad_as_model: bool = False,
+        names: str = "mfu_monitor",
+        jsonl: str | None = None,
+        device: str | None = None,
+        on_impossible: str = "warn",
+        alerts: Any = None,
+        tensorboard_layout: bool = True,
+    ) -> None:
+        super().__init__()
+        self.config = MonitorConfig(
+            log_every_n_steps=log_every_n_steps,
+            peak=peak,
+            tokens=tokens,
+            count_padding=count_padding,
+            convention=convention,
+            count=count,
+            max_overhead=max_overhead,
+            count_no_grad_as_model=count_no_grad_as_model,
+            names=names,
+            jsonl=jsonl,
+            device=device,
+            on_impossible=on_impossible,
+            alerts=alerts,
+        )
+        self.tensorboard_layout = tensorboard_layout
+        self.monitor: Monitor | None = None
+        self._state: dict[str, Any] = {}
+        self._is_measuring = False
+        self._logging_steps = LoggingSteps()
+        self._optimizer_steps = 0
+        self._published: UtilizationReading | None = None
+        self._pauses: list[str] = []
+        self._unwrap: list[Callable[[], None]] = []
+        self._sees_fetches = False
+
+    @property
+    def reading(self) -> UtilizationReading | None:
+        """The latest reading, or None before the first window ended."""
+        return self.monitor.reading if self.monitor is not None else None
+
+    # Training
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start to measure, after the sanity check."""
+        self._published = None
+        self._logging_steps = LoggingSteps()
+        self.monitor = Monitor(pl_module, config=self._config_for(trainer), sinks=self._sinks(trainer))
+        self._is_measuring = True
+        if self._state:
+            self.monitor.load_state_dict(self._state)
+        self._wrap(trainer)
+        _offer_placeholders(trainer)
+
+    @guarded
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A step begins."""
+        if (monitor := self._measuring) is None:
+            return
+        self._resume_all()
+        step = trainer.fit_loop.total_batch_idx
+        self._logging_steps.note(step, _logging_step(trainer))
+        self._optimizer_steps = trainer.global_step
+        monitor.begin_step(batch, step=step, signature_extra=(_steps_optimizer(trainer),))
+        monitor.mark_phase("forward")
+
+    @guarded
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step ends."""
+        if (monitor := self._measuring) is None:
+            return
+        monitor.end_step(optimizer_step=trainer.global_step > self._optimizer_steps)
+        if self._sees_fetches:
+            monitor.mark_phase("between")
+        self._publish(trainer, pl_module, on_step=True)
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """A window ends with the epoch; a step that was begun and skipped is forgotten."""
+        if (monitor := self._measuring) is None:
+            return
+        monitor.abort_step()
+        monitor.end_window()
+        self._publish(trainer, pl_module, on_step=False)
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The last window is reported, the last card written."""
+        self._release()
+
+    @guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave nothing behind when training dies or is interrupted."""
+        self._release()
+
+    @guarded
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave nothing behind, however training ended."""
+        self._release()
+
+    # Phases of a step
+
+    @guarded
+    def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The forward is over."""
+        self._mark_phase("other")
+
+    @guarded
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """The backward begins."""
+        self._mark_phase("backward")
+
+    @guarded
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """The backward is over."""
+        self._mark_phase("other")
+
+    @guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The optimizer's own work begins; it lasts until the batch ends."""
+        self._mark_phase("optimizer")
+
+    # What is no training
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Validation is in no window."""
+        self._resume_all()
+        self._pause("validation")
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Training goes on."""
+        self._resume_all()
+
+    @guarded
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint that did not come through ``trainer.save_checkpoint``: saving, until the next step begins."""
+        if not self._pauses:
+            self._pause("checkpoint")
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Totals and counters as plain types, for the checkpoint."""
+        self._keep_state()
+        return dict(self._state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of a checkpoint; it is used when training starts."""
+        self._state = dict(state_dict)
+
+    @guarded
+    def _keep_state(self) -> None:
+        if (monitor := self._measuring) is not None:
+            self._state = monitor.state_dict()
+
+    # What the hooks above are made of
+
+    def _config_for(self, trainer: Any) -> MonitorConfig:
+        every = self.config.log_every_n_steps or trainer.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
+        device = self.config.device or trainer.strategy.root_device
+        jsonl = self.config.jsonl if trainer.is_global_zero else None
+        return self.config.with_options({"log_every_n_steps": every, "device": device, "jsonl": jsonl})
+
+    def _sinks(self, trainer: Any) -> list[Sink]:
+        if not trainer.is_global_zero:
+            return []
+        return sinks_for_loggers(trainer.loggers, at_step=self._logging_steps, layout=self.tensorboard_layout)
+
+    @property
+    def _measuring(self) -> Monitor | None:
+        """The monitor between start and end of training; it stays in ``monitor`` afterwards, for its reading."""
+        return self.monitor if self._is_measuring else None
+
+    @guarded
+    def _mark_phase(self, name: str) -> None:
+        if (monitor := self._measuring) is not None:
+            monitor.mark_phase(name)
+
+    def _pause(self, reason: str) -> None:
+        if (monitor := self._measuring) is not None:
+            self._pauses.append(reason)
+            monitor.pause(reason)
+
+    def _resume_all(self) -> None:
+        while self._pauses:
+            reason = self._pauses.pop()
+            if (monitor := self._measuring) is not None:
+                monitor.resume(reason)
+
+    def _wrap(self, trainer: Any) -> None:
+        """Wrap, until training ends, the few methods of this trainer whose begin or end no hook tells."""
+        loop = trainer.fit_loop.epoch_loop
+        self._sees_fetches = hasattr(loop, "_on_before_fetch") and hasattr(loop, "_on_after_fetch")
+        wraps: list[tuple[Any, str, Callable[..., AbstractContextManager[None]]]] = [
+            (trainer, "save_checkpoint", self._while_saving),
+            (trainer.strategy, "batch_to_device", functools.partial(self._during, "h2d_copy", "between")),
+        ]
+        if self._sees_fetches:
+            wraps.append((loop, "_on_before_fetch", functools.partial(self._during, "data_wait", None)))
+            wraps.append((loop, "_on_after_fetch", functools.partial(self._during, "between", None)))
+        for owner, name, around in wraps:
+            self._unwrap.append(wrap_method(owner, name, around))
+
+    @contextlib.contextmanager
+    def _during(self, phase: str, then: str | None, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Time belongs to ``phase`` from here on, and to ``then`` afterwards."""
+        self._mark_phase(phase)
+        try:
+            yield
+        finally:
+            if then is not None:
+                self._mark_phase(then)
+
+    @contextlib.contextmanager
+    def _while_saving(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._saving_begins()
+        try:
+            yield
+        finally:
+            self._saving_ends()
+
+    @guarded
+    def _saving_begins(self) -> None:
+        self._pause("checkpoint")
+
+    @guarded
+    def _saving_ends(self) -> None:
+        self._resume_all()
+
+    def _publish(self, trainer: Any, pl_module: Any, *, on_step: bool) -> None:
+        """Put a new reading where the progress bar and monitoring callbacks look."""
+        reading = self.reading
+        if reading is None or reading is self._published:
+            return
+        self._published = reading
+        for name in _PROGRESS_METRICS:
+            if (value := getattr(reading, name)) is None:
+                trainer.callback_metrics.pop(name, None)
+            else:
+                # A tensor on the CPU: of a plain float Lightning makes one on the device, and showing it would wait.
+                tensor = torch.tensor(float(value))
+                pl_module.log(
+                    name, tensor, prog_bar=True, logger=False, on_step=on_step, on_epoch=not on_step, batch_size=1
+                )
+
+    def _release(self) -> None:
+        while self._unwrap:
+            self._unwrap.pop()()
+        if (monitor := self._measuring) is None:
+            return
+        self._resume_all()
+        self._is_measuring = False
+        monitor.abort_step()
+        monitor.close()
+        self._state = monitor.state_dict()
+
+
+def _logging_step(trainer: Any) -> int:
+    """Where ``trainer.log`` would draw a value of this batch; the same for each batch of an accumulation."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _steps_optimizer(trainer: Any) -> bool:
+    """False while gradients are only accumulated: such a step runs less than one that steps the optimizer."""
+    return not trainer.fit_loop._should_accumulate()
+
+
+def _offer_placeholders(trainer: Any) -> None:
+    """Give ``EarlyStopping`` a number while there is no reading yet, or it would end the run for want of one.
+
+    It is 0.0, which every reading beats; it is in no logger and no progress bar, and it goes when a reading comes.
+    """
+    for callback in trainer.callbacks:
+        if (name := getattr(callback, "monitor", None)) in _PROGRESS_METRICS:
+            trainer.callback_metrics.setdefault(name, torch.tensor(0.0))

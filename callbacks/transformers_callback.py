@@ -1,0 +1,235 @@
+"""The callback of the Hugging Face Trainer.
+
+A ``TrainerCallback`` is told when an optimizer step begins and ends, but neither the batch nor, for an accumulated
+step, where each batch begins. The trainer's ``training_step(model, inputs)`` has both, so it is wrapped on this one
+trainer object while it trains. A hook on the model would show the batch too, but would cost each step and make
+``torch.compile`` compile again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mfu_monitor.config import MonitorConfig
+from mfu_monitor.errors import MFUMonitorError
+from mfu_monitor.monitor import Monitor
+from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
+from mfu_monitor.utilization import UtilizationReading
+
+from ._guard import Guarded, guarded
+from ._patch import wrap_method
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "MFUCallback needs 'transformers', which cannot be imported. Run: pip install 'mfu-monitor[transformers]'. "
+        "For a loop of your own, use mfu_monitor.Monitor."
+    ) from error
+
+__all__ = ["MFUCallback"]
+
+
+class MFUCallback(Guarded, TrainerCallback):
+    """Live MFU, HFU and tokens/s of a Hugging Face ``Trainer``, wherever the trainer reports.
+
+    Metrics go through ``trainer.log``, so every integration named in ``report_to`` has them and ``state.log_history``
+    keeps them. Integrations may put ``train/`` before the names.
+
+    Args:
+        log_every_n_steps: training batches of a window; None takes ``logging_steps`` of the training arguments.
+        tensorboard_layout: write a CUSTOM SCALARS layout (MFU and HFU on one chart); False keeps one of your own.
+        **config: the other options of ``MonitorConfig``: ``peak``, ``tokens``, ``jsonl``, ...
+
+    Raises:
+        ConfigurationError: an option that is unknown or not allowed; the message says what is.
+
+    Example:
+        >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[MFUCallback()])
+    """
+
+    def __init__(self, *, log_every_n_steps: int | None = None, tensorboard_layout: bool = True, **config: Any) -> None:
+        super().__init__()
+        self.config = MonitorConfig.from_mapping({**config, "log_every_n_steps": log_every_n_steps})
+        self.tensorboard_layout = tensorboard_layout
+        self.monitor: Monitor | None = None
+        self._restore: list[Callable[[], None]] = []
+        self._is_measuring = False
+        self._is_in_step = False
+
+    @property
+    def _measuring(self) -> Monitor | None:
+        """The monitor between start and end of training; it stays in ``monitor`` afterwards, for its reading."""
+        return self.monitor if self._is_measuring else None
+
+    @property
+    def reading(self) -> UtilizationReading | None:
+        """The latest reading, or None before the first window ended."""
+        return self.monitor.reading if self.monitor is not None else None
+
+    @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start to measure."""
+        self._release()
+        trainer = _find_trainer(self)
+        config = self.config.with_options(
+            {
+                "log_every_n_steps": self.config.log_every_n_steps or _window_of(args),
+                "device": self.config.device or args.device,
+                "jsonl": self.config.jsonl if args.process_index == 0 else None,
+            }
+        )
+        self.monitor = Monitor(kwargs.get("model"), config=config, sinks=self._sinks(trainer, args))
+        self._is_measuring = True
+        self._wrap(trainer)
+
+    def _sinks(self, trainer: Any, args: Any) -> list[Sink]:
+        if args.process_index != 0:
+            return []
+        writers = [writer for c in trainer.callback_handler.callbacks if (writer := getattr(c, "tb_writer", None))]
+        texts = [TensorBoardSink(writer, scalars=False, layout=self.tensorboard_layout) for writer in writers]
+        return [_TrainerLogSink(trainer), *texts, *([] if args.report_to else [ConsoleSink()])]
+
+    def _wrap(self, trainer: Any) -> None:
+        around: dict[str, Callable[..., AbstractContextManager[None]]] = {
+            "training_step": functools.partial(self._measured, trainer),
+            "_save_checkpoint": functools.partial(self._paused, "checkpoint"),
+            "evaluate": functools.partial(self._paused, "validation"),
+            # No event tells of an exception; these hold all that can raise one (the first since transformers 5).
+            "_run_epoch": self._undone_on_error,
+            "get_batch_samples": self._undone_on_error,
+        }
+        for name, make in around.items():
+            if hasattr(trainer, name):
+                self._restore.append(wrap_method(trainer, name, make))
+
+    @contextlib.contextmanager
+    def _measured(self, trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._begin(inputs, trainer)
+        with self._undone_on_error():
+            yield
+
+    @contextlib.contextmanager
+    def _undone_on_error(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._undo()
+            raise
+
+    @contextlib.contextmanager
+    def _paused(self, reason: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._pause(reason)
+        try:
+            yield
+        finally:
+            self._resume(reason)
+
+    @guarded
+    def _begin(self, inputs: Any, trainer: Any) -> None:
+        if (monitor := self._measuring) is not None:
+            steps_optimizer = bool(trainer.accelerator.sync_gradients)
+            monitor.begin_step(inputs, signature_extra=(steps_optimizer,))
+            self._is_in_step = True
+
+    @guarded
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer's own work begins."""
+        if (monitor := self._measuring) is not None:
+            monitor.mark_phase("optimizer")
+
+    @guarded
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer's work is over."""
+        if (monitor := self._measuring) is not None:
+            monitor.mark_phase("other")
+
+    @guarded
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A batch ended whose gradients are accumulated."""
+        self._end(optimizer_step=False)
+
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A batch ended that stepped the optimizer."""
+        self._end(optimizer_step=True)
+
+    def _end(self, *, optimizer_step: bool) -> None:
+        if (monitor := self._measuring) is not None and self._is_in_step:
+            self._is_in_step = False
+            monitor.end_step(optimizer_step=optimizer_step)
+
+    @guarded
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A window ends with the epoch."""
+        if (monitor := self._measuring) is not None:
+            monitor.end_window()
+
+    @guarded
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last window is reported, the last card written."""
+        self._release()
+
+    @guarded
+    def _pause(self, reason: str) -> None:
+        if (monitor := self._measuring) is not None:
+            monitor.pause(reason)
+
+    @guarded
+    def _resume(self, reason: str) -> None:
+        if (monitor := self._measuring) is not None:
+            monitor.resume(reason)
+
+    @guarded
+    def _undo(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        while self._restore:
+            self._restore.pop()()
+        if (monitor := self._measuring) is not None:
+            self._is_measuring = self._is_in_step = False
+            monitor.abort_step()
+            monitor.close()
+
+
+class _TrainerLogSink:
+    """Hands metrics to ``trainer.log``, which every integration listens to."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def emit(self, event: Event) -> None:
+        """Log the metrics at the trainer's present step."""
+        if not event.metrics:
+            return
+        # trainer.log clears the request to log the loss that may already stand for this very step.
+        should_log = self._trainer.control.should_log
+        self._trainer.log(dict(event.metrics))
+        self._trainer.control.should_log = should_log
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _window_of(args: Any) -> int | None:
+    """``logging_steps`` counts optimizer steps, and may be a share of the run: then it is no number of batches."""
+    return int(args.logging_steps) if args.logging_steps >= 1 else None
+
+
+def _find_trainer(callback: MFUCallback) -> Any:
+    """The trainer that is calling this callback: the documented arguments of a callback leave it out."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, Trainer) and callback in candidate.callback_handler.callbacks:
+            return candidate
+    raise MFUMonitorError(
+        "MFUCallback was called by something that is no transformers.Trainer, so it cannot see the batches. Use "
+        "mfu_monitor.Monitor in your own loop: with monitor.step(batch): ..."
+    )
