@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +43,8 @@ class SlowDevice:
 
 def test_the_least_seconds_a_call_are_taken_after_a_warm_up() -> None:
     device = SlowDevice([5.0, 0.4, 0.2, 0.1, 0.3])
-    least_s, calls = gemm._least_seconds(device.call, lambda: None, seconds=6.5, clock=device.clock)
-    # 5.0 is the warm-up, then 0.4, 0.2, 0.1 fit before the deadline at 6.5; a further 0.3 each until 6.1 + 0.4 > 6.5.
+    least_s, calls = gemm._least_seconds(device.call, lambda: None, seconds=6.3, clock=device.clock)
+    # 5.0 is the warm-up, then 0.4, 0.2, 0.1 and 0.3; at 6.0 another 0.4 as the first call took would pass 6.3.
     assert least_s == pytest.approx(0.1)
     assert calls == 4
 
@@ -262,8 +263,6 @@ def test_bandwidth_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_default_measurement_takes_about_two_seconds_on_a_cpu() -> None:
-    import time
-
     start_s = time.perf_counter()
     assert measure_peak("cpu", "fp32", cache=False) is not None
-    assert time.perf_counter() - start_s < 10  # a loaded machine included
+    assert time.perf_counter() - start_s < 20  # a loaded machine included
