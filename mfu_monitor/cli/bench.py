@@ -81,6 +81,9 @@ def _print(report: BenchReport, output: Path) -> None:
     console.print(table)
     bandwidth = f"{report.bytes_per_s / 1e9:.4g} GB/s" if report.bytes_per_s else "not measurable here"
     typer.echo(f"streaming bandwidth: {bandwidth}")
-    if report.conditions:
-        typer.echo("conditions: " + ", ".join(f"{name} {value}" for name, value in report.conditions.items() if value))
+    for bench in report.precisions:
+        state = bench.conditions.to_dict() if bench.conditions is not None else {}
+        told = ", ".join(f"{name} {value}" for name, value in state.items() if value)
+        if told:
+            typer.echo(f"conditions after {bench.precision}: {told}")
     typer.echo(f"saved to {output}; peak='measure' uses these figures from now on")

@@ -22,6 +22,7 @@ from mfu_monitor.hardware.measure import (
     measurement_key,
 )
 from mfu_monitor.hardware.measured_cache import save_measurement
+from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 from mfu_monitor.hardware.precision import literal_precision
 from mfu_monitor.hardware.properties import read_properties
 
@@ -58,6 +59,8 @@ class PrecisionBench:
 
     precision: str
     rates: tuple[ProductRate, ...] = ()
+    conditions: NvmlReading | None = None
+    """Clock, power limit and temperature right after the products, where NVML can tell."""
     table_flops_per_s: float | None = None
     """The dense peak of the table, where it knows the device."""
 
@@ -77,8 +80,6 @@ class BenchReport:
     bytes_per_s: float | None
     torch_version: str
     measured_at: str
-    conditions: dict[str, Any] | None
-    """Clock, power limit and temperature after the run, where NVML can tell."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
@@ -88,7 +89,6 @@ class BenchReport:
             "torch_version": self.torch_version,
             "python_version": platform.python_version(),
             "measured_at": self.measured_at,
-            "conditions": self.conditions,
             "bytes_per_s": self.bytes_per_s,
             "precisions": {bench.precision: _bench_to_dict(bench) for bench in self.precisions},
         }
@@ -103,6 +103,7 @@ def _bench_to_dict(bench: PrecisionBench) -> dict[str, Any]:
         "flops_per_s": best.flops_per_s if best else None,
         "shape_m_k_n": list(best.shape) if best else None,
         "table_flops_per_s": bench.table_flops_per_s,
+        "conditions": bench.conditions.to_dict() if bench.conditions is not None else None,
         "products": products,
     }
 
@@ -151,6 +152,7 @@ def run_bench(
         PrecisionBench(
             precision=name,
             rates=_rates(place, name, tried, share_s, notify),
+            conditions=read_nvml(place),
             table_flops_per_s=known.flops_per_s(name) if known is not None else None,
         )
         for name in names
@@ -171,11 +173,9 @@ def _rates(
 
 def _report(device: torch.device, benches: tuple[PrecisionBench, ...]) -> BenchReport:
     bytes_per_s = measure_bandwidth(device, seconds=_BANDWIDTH_SECONDS)
-    conditions = None
     for bench in benches:
         if bench.best is not None:
-            saved = measurement(device, bench.best, bytes_per_s=bytes_per_s)
-            conditions = saved["conditions"]
+            saved = measurement(bench.best, bytes_per_s=bytes_per_s, conditions=bench.conditions)
             save_measurement(measurement_key(device, bench.precision), saved)
     properties = read_properties(device)
     return BenchReport(
@@ -185,7 +185,6 @@ def _report(device: torch.device, benches: tuple[PrecisionBench, ...]) -> BenchR
         bytes_per_s=bytes_per_s,
         torch_version=torch.__version__,
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        conditions=conditions,
     )
 
 

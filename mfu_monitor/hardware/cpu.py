@@ -48,7 +48,7 @@ class CpuPeakRange:
     notes: tuple[str, ...] = field(default=())
 
 
-# FLOP per cycle and core as (fp64, fp32, bf16). Sources: https://stackoverflow.com/a/15657772 (Haswell to Skylake),
+# FLOP per cycle and core as (fp64, fp32, bf16). Sources: https://stackoverflow.com/q/15655835 (Haswell to Skylake),
 # https://en.wikichip.org/wiki/flops (AMD Zen, Skylake-SP, Arm), https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions
 # (512 bf16 multiply-adds a cycle). BF16 of Neoverse and Zen 5 are inferred from the width of the units.
 _AMX = (32, 64, 1024)

@@ -21,7 +21,7 @@ from mfu_monitor.hardware.gemm import (
     copy_rate,
 )
 from mfu_monitor.hardware.measured_cache import load_measurement, save_measurement
-from mfu_monitor.hardware.nvml import read_nvml
+from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.hardware.precision import literal_precision, matmul_precision
 from mfu_monitor.hardware.properties import read_properties
@@ -73,7 +73,9 @@ def measure_peak(
         if rate is None:
             _warn_not_measurable(key["device_name"], name, warn=warn)
             return None
-        found = measurement(place, rate, bytes_per_s=copy_rate(place, seconds=seconds * _BANDWIDTH_SHARE))
+        conditions = read_nvml(place)  # while the device is still warm from the products
+        bytes_per_s = copy_rate(place, seconds=seconds * _BANDWIDTH_SHARE)
+        found = measurement(rate, bytes_per_s=bytes_per_s, conditions=conditions)
         if cache:
             save_measurement(key, found)
     return peak_of_measurement(key, found)
@@ -132,9 +134,8 @@ def _cpu_fp32_precision() -> str:
     return str(getattr(matmul, "fp32_precision", "none"))
 
 
-def measurement(device: torch.device, rate: ProductRate, *, bytes_per_s: float | None) -> dict[str, Any]:
+def measurement(rate: ProductRate, *, bytes_per_s: float | None, conditions: NvmlReading | None) -> dict[str, Any]:
     """A measurement with its conditions, in plain types."""
-    conditions = read_nvml(device)
     return {
         "flops_per_s": rate.flops_per_s,
         "shape": list(rate.shape),

@@ -42,7 +42,7 @@ _BY_DTYPE_NAME = {
     "quint8": "int8",
 }
 
-_TF32_SINCE_COMPUTE_CAPABILITY = (8, 0)  # https://docs.nvidia.com/cuda/cublas/#floating-point-emulation, Ampere on
+_TF32_SINCE_COMPUTE_CAPABILITY = (8, 0)  # CUDA C++ programming guide, "Compute Capabilities"
 _TF32_GCN_ARCHITECTURES = ("gfx940", "gfx941", "gfx942")  # CDNA3 "XF32"; removed again in CDNA4 (gfx950)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 __all__ = ["PeakRow", "load_table", "nearest_names", "neighbours", "row_by_key", "rows_with_rate"]
 
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/, "Compute Capabilities": the first one with such units.
 _FIRST_COMPUTE_CAPABILITY = {
     "fp16": (7, 0),
     "bf16": (8, 0),

@@ -3,8 +3,8 @@
 Right is the row's dense figure within 1% at the precision people train in on that part (bf16, else fp16, else fp32), or
 no answer where no figure is published. Each name is given to both as the driver would report it, with the row's SM
 count and memory for ours. Our own table is the reference, so our column only shows that every name finds its row and
-no other; the figures themselves are checked by arithmetic in ``tests/hardware``. Only devices that are ``cuda`` to torch
-are compared: Lightning recognises TPUs by an environment variable instead of a name. Prints; nothing is asserted.
+no other; the figures themselves are checked by arithmetic in ``tests/hardware``. Only devices that are ``cuda`` to
+torch are compared: Lightning recognises TPUs by an environment variable instead of a name. Nothing is asserted.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from mfu_monitor.hardware import gemm, measure
 from mfu_monitor.hardware.gemm import ProductRate, best_product_rate, copy_rate, product_rate
 from mfu_monitor.hardware.measure import cached_peak, measure_bandwidth, measure_peak
 from mfu_monitor.hardware.measured_cache import cache_directory, load_measurement, save_measurement
+from mfu_monitor.hardware.nvml import NvmlReading
 
 CPU = torch.device("cpu")
 TINY = ((64, 64, 64),)
@@ -170,6 +171,22 @@ def fake_measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(measure, "best_product_rate", fake)
     monkeypatch.setattr(measure, "copy_rate", lambda device, **kwargs: 1e9)
     return made
+
+
+def test_clock_power_limit_and_temperature_go_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_measuring(monkeypatch)
+    state = NvmlReading(sm_clock_mhz=1755, power_limit_w=600, temperature_c=64, clock_reasons=("sw_power_cap",))
+    monkeypatch.setattr(measure, "read_nvml", lambda device: state)
+    for _ in ("measured", "from the cache"):
+        peak = measure_peak("cpu", "bf16")
+        assert peak is not None
+        assert {
+            "sm_clock_mhz: 1755",
+            "power_limit_w: 600",
+            "temperature_c: 64",
+            "clock_reasons: ['sw_power_cap']",
+        } <= set(peak.notes)
+        assert not any("max_sm_clock_mhz" in note for note in peak.notes)  # unknown is left out
 
 
 def test_a_second_call_reads_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
