@@ -17,7 +17,7 @@ from torch import nn
 from mfu_monitor._peak_source import PeakSource
 from mfu_monitor._scopes import PauseScope, PhaseScope, StepScope
 from mfu_monitor._stages import Stages, guarded, warn
-from mfu_monitor._step_counter import StepCounter
+from mfu_monitor._step_counter import StepCounter, StepOutcome
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.counting.records import StepRecord
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
@@ -99,6 +99,7 @@ class Monitor:
         self._probes: TrainingProbes | None = None
         self._peaks: PeakSource | None = None
         self._ranks: RankExchange | None = None
+        self._is_started = False
         self._is_in_step = False
         self._step = 0
         self._next_step = 0
@@ -167,7 +168,7 @@ class Monitor:
         """
         if self._is_in_step:
             self.abort_step()
-        if self._windows is None:
+        if not self._is_started:
             self._start()
         self._is_in_step = True
         self._step = self._next_step if step is None else step
@@ -207,19 +208,22 @@ class Monitor:
         if exc_type is not None:
             self._stop_probes()
 
-    @guarded("counting")
+    @guarded("accounting")
     def _begin_count(self, batch: Any, signature_extra: Hashable) -> None:
         self._counting.begin(batch, signature_extra)
 
     def _end_count(self, optimizer_step: bool | None) -> tuple[str | None, bool]:
-        try:
-            outcome = self._counting.end(optimizer_step)
-        except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
-            self._stages.fail("counting", error)
+        outcome = self._count_outcome(optimizer_step)
+        if outcome is None:
+            self._abort_count((None, None, None))  # the stage is off; a counter that is still entered must be left
             return None, False
         if outcome.record is not None:
             self._publish_record(outcome.record)
         return outcome.excluded, outcome.is_recompile
+
+    @guarded("accounting")
+    def _count_outcome(self, optimizer_step: bool | None) -> StepOutcome:
+        return self._counting.end(optimizer_step)
 
     def _abort_count(self, exc_info: Any) -> None:
         try:
@@ -349,7 +353,7 @@ class Monitor:
         """Ask the other ranks for their part of the window; in a world of one there is nothing to ask."""
         self._elapsed_s += window.elapsed_s
         if self._ranks is None:
-            self._publish(replace(window, world_size=_world_size()), goodput)
+            self._publish(_alone(window), goodput)
             return
         peak = self._peak_of(window)
         precision = active_precision(window)
@@ -387,7 +391,7 @@ class Monitor:
     def _publish_alone(self) -> None:
         while self._in_flight:
             window, goodput = self._in_flight.popleft()
-            self._publish(replace(window, world_size=_world_size()), goodput)
+            self._publish(_alone(window), goodput)
 
     def _drain(self, timeout_s: float) -> None:
         """Wait for what is on its way, not longer than this. Training has ended, so nothing is held up."""
@@ -423,6 +427,7 @@ class Monitor:
         goodput_mfu = flops / (wall_s * rate) if flops is not None and wall_s > 0 and rate is not None else None
         return replace(reading, goodput_mfu=goodput_mfu)
 
+    @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:
         precisions = {name: totals.model_flops for name, totals in record.by_dtype().items()}
         self._find_peak(max(precisions, key=precisions.__getitem__) if any(precisions.values()) else None)
@@ -473,10 +478,15 @@ class Monitor:
 
     def _start(self) -> None:
         device = self._device()
+        self._is_started = True
         self._peaks = PeakSource(self.config.peak, device)
-        self._windows = WindowBuilder(clock=self._clock or clock_for(device), host_clock=self._host_clock)
+        self._start_time(device)
         self._ranks = self._join_ranks()
         self._start_probes(device)
+
+    @guarded("timing")
+    def _start_time(self, device: torch.device) -> None:
+        self._windows = WindowBuilder(clock=self._clock or clock_for(device), host_clock=self._host_clock)
 
     def _device(self) -> torch.device:
         if self.config.device is not None:
@@ -553,6 +563,20 @@ def _sinks_of(config: MonitorConfig) -> list[Sink]:
 def _world_size() -> int:
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _alone(window: StepWindow) -> StepWindow:
+    """The window without other ranks: the world's sums are its own in a world of one, and unknown in a larger one."""
+    size = _world_size()
+    if size > 1:
+        return replace(window, world_size=size)
+    return replace(
+        window,
+        world_model_flops=window.model_flops,
+        world_hardware_flops=window.hardware_flops,
+        world_tokens=window.tokens,
+        world_samples=window.samples,
+    )
 
 
 def _own_version() -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
+
 
 class FakeClock:
     """A clock that moves only when told. Marks are floats, as the host's are."""
@@ -83,3 +85,74 @@ def fake_clock() -> FakeClock:
 @pytest.fixture
 def fake_device() -> FakeDevice:
     return FakeDevice()
+
+
+class FakeCounter:
+    """A counter that answers with records made beforehand, and knows whether it is entered."""
+
+    def __init__(self, records: list[Any], log: list[str]) -> None:
+        self._records, self._log = records, log
+        self.record: Any = None
+
+    def __enter__(self) -> FakeCounter:
+        self._log.append("enter")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._log.append("exit" if exc_info[0] is None else "exit with exception")
+        self.record = self._records.pop(0) if len(self._records) > 1 else self._records[0]
+
+
+class FakeCounterFactory:
+    """Makes counters; ``log`` tells what happened to them. The last record is given again and again."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = [make_record()]
+        self.log: list[str] = []
+
+    def __call__(self, model: Any) -> FakeCounter:
+        return FakeCounter(self.records, self.log)
+
+
+def make_record(
+    model_flops: int = 600, *, recompute_flops: int = 100, precision: str | None = "fp32", **fields: Any
+) -> StepRecord:
+    """A record of a forward and of what backward ran again."""
+    totals = FlopTotals(model_flops=model_flops, palm_model_flops=model_flops)
+    rerun = FlopTotals(recompute_flops=recompute_flops)
+    forward = OpRecord(op="aten::mm", phase=Phase.FORWARD, precision=precision, totals=totals)
+    recompute = OpRecord(op="aten::mm", phase=Phase.RECOMPUTE, precision=precision, totals=rerun)
+    return StepRecord(ops=(forward, recompute), is_training=True, **fields)
+
+
+class RecordingSink:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.closed = 0
+
+    def emit(self, event: Any) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def of_kind(self, kind: str) -> list[Any]:
+        return [event for event in self.events if event.kind == kind]
+
+
+@pytest.fixture
+def counters() -> FakeCounterFactory:
+    return FakeCounterFactory()
+
+
+@pytest.fixture
+def record() -> Any:
+    """The function that makes records."""
+    return make_record
+
+
+@pytest.fixture
+def sink() -> RecordingSink:
+    return RecordingSink()

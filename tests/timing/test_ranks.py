@@ -1,0 +1,179 @@
+"""The other ranks: pure sums, and one real collective a window between two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mfu_monitor.timing.ranks import RankExchange, pack_window, unknown_row, world_fields
+from mfu_monitor.timing.records import StepWindow
+
+
+def window(**changes: Any) -> StepWindow:
+    values: dict[str, Any] = {
+        "first_step": 0,
+        "last_step": 9,
+        "steps": 10,
+        "elapsed_s": 2.0,
+        "wall_s": 2.0,
+        "model_flops": 1000,
+        "hardware_flops": 1200,
+        "tokens": 160,
+        "samples": 20,
+    }
+    return StepWindow(**{**values, **changes})
+
+
+def test_sums_of_ranks_with_equal_steps_are_exact() -> None:
+    rows = [pack_window(window(model_flops=1001), 1e12), pack_window(window(model_flops=2002), 2e12)]
+    fields = world_fields(rows, rank=0)
+    assert fields["world_size"] == 2
+    assert fields["world_model_flops"] == 3003
+    assert (fields["world_hardware_flops"], fields["world_tokens"], fields["world_samples"]) == (2400, 320, 40)
+    assert fields["world_peak_flops_per_s"] == 3e12
+
+
+def test_a_rank_that_left_a_step_out_is_brought_to_this_ranks_steps() -> None:
+    rows = [pack_window(window(), 1e12), pack_window(window(steps=9, model_flops=900), 1e12)]
+    assert world_fields(rows, rank=0)["world_model_flops"] == 1000 + 1000
+    assert world_fields(rows, rank=1)["world_model_flops"] == 900 + 900
+
+
+@pytest.mark.parametrize(
+    ("other", "unknown"),
+    [
+        ({"model_flops": None}, "world_model_flops"),
+        ({"tokens": None}, "world_tokens"),
+        ({"steps": 0}, "world_model_flops"),
+        ({"invalid_reason": "clock"}, "world_samples"),
+    ],
+)
+def test_what_one_rank_does_not_know_is_unknown_of_the_world(other: dict[str, Any], unknown: str) -> None:
+    rows = [pack_window(window(), 1e12), pack_window(window(**other), 1e12)]
+    assert world_fields(rows, rank=0)[unknown] is None
+
+
+def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
+    rows = [pack_window(window(), 1e12), pack_window(window(), None)]
+    assert world_fields(rows, rank=0)["world_peak_flops_per_s"] is None
+
+
+def test_a_rank_that_failed_leaves_all_unknown_and_nothing_zero() -> None:
+    fields = world_fields([pack_window(window(), 1e12), unknown_row()], rank=0)
+    assert {name: value for name, value in fields.items() if value is not None} == {"world_size": 2}
+
+
+def test_figures_too_large_for_the_wire_are_unknown_not_wrong() -> None:
+    rows = [pack_window(window(model_flops=2**63), 1e12)] * 2
+    assert world_fields(rows, rank=0)["world_model_flops"] is None
+
+
+class TestStraggler:
+    """The slowest rank is the one that was busy itself, not the ones that waited for it."""
+
+    def test_it_is_found_outside_backward_where_the_others_wait_for_it(self) -> None:
+        # All take 2 s; rank 1 spends 1.5 s outside backward, the others wait for it in their backward.
+        rows = [pack_window(window(backward_s=backward_s), 1e12) for backward_s in (1.5, 0.5, 1.5)]
+        fields = world_fields(rows, rank=0)
+        assert fields["slowest_rank"] == 1
+        assert fields["rank_spread"] == pytest.approx((1.5 - 0.5) / ((0.5 + 1.5 + 0.5) / 3))
+
+    def test_without_phases_the_whole_step_decides(self) -> None:
+        rows = [pack_window(window(elapsed_s=s), 1e12) for s in (2.0, 3.0)]
+        fields = world_fields(rows, rank=0)
+        assert (fields["slowest_rank"], fields["rank_spread"]) == (1, pytest.approx(1.0 / 2.5))
+
+
+def test_a_world_of_one_makes_no_group() -> None:
+    assert RankExchange.join() is None
+
+
+_SCRIPT = """
+import json, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+import mfu_monitor as mm
+from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
+
+rank, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+calls = []
+all_gather = dist.all_gather
+def counting(*args, **kwargs):
+    calls.append(1)
+    return all_gather(*args, **kwargs)
+dist.all_gather = counting
+
+class Sink:
+    def __init__(self): self.readings = []
+    def emit(self, event):
+        if event.kind == "reading": self.readings.append(event.payload)
+    def close(self): pass
+
+class Counter:
+    def __enter__(self): return self
+    def __exit__(self, *_):
+        op = OpRecord(op="aten::mm", phase=Phase.FORWARD, precision="fp32",
+                      totals=FlopTotals(model_flops=100 * (rank + 1)))
+        self.record = StepRecord(ops=(op,))
+
+sink = Sink()
+monitor = mm.Monitor(nn.Linear(2, 2), log_every_n_steps=5, max_overhead=0.0, sinks=[sink],
+                     peak=1e9 * (rank + 1), counter_factory=lambda model: Counter())
+for step in range(20):
+    with monitor.step(torch.zeros(4, 8, dtype=torch.long)):
+        time.sleep(0.002 + 0.02 * rank)
+    if case == "fails" and rank == 1 and step == 7:
+        monitor._windows.end_step = lambda **_: 1 / 0
+monitor.close()
+print(json.dumps({"calls": len(calls), "readings": sink.readings}))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def _two_ranks(tmp_path: Path, case: str) -> list[dict[str, Any]]:
+    script = tmp_path / "rank.py"
+    script.write_text(_SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-W", "ignore", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*command, str(rank), port, case], stdout=subprocess.PIPE, text=True, env=environment)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def test_two_ranks_exchange_once_a_window_and_name_the_straggler(tmp_path: Path) -> None:
+    for rank, answer in enumerate(_two_ranks(tmp_path, "well")):
+        assert answer["calls"] == 20 // 5
+        assert [reading["window"]["last_step"] for reading in answer["readings"]] == [4, 9, 14, 19]
+        last = answer["readings"][-1]
+        assert last["window"]["world_size"] == 2
+        assert last["window"]["world_model_flops"] == 5 * (100 + 200)
+        assert last["window"]["model_flops"] == 5 * 100 * (rank + 1)
+        assert last["window"]["world_tokens"] == 2 * 5 * 32
+        assert last["world_peak_flops_per_s"] == 3e9
+        assert last["window"]["slowest_rank"] == 1
+        assert last["mfu"] == pytest.approx(5 * 300 / (last["window"]["elapsed_s"] * 3e9))
+
+
+def test_a_rank_whose_monitor_failed_takes_part_and_the_world_is_unknown(tmp_path: Path) -> None:
+    healthy, failed = _two_ranks(tmp_path, "fails")
+    assert healthy["calls"] == failed["calls"] == 4
+    assert [r["window"]["last_step"] for r in healthy["readings"]] == [4, 9, 14, 19]
+    assert healthy["readings"][0]["mfu"] is not None
+    assert healthy["readings"][-1]["mfu"] is None
+    assert "other 1 ranks" in healthy["readings"][-1]["reason"]
