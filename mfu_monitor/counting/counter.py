@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 
 from torch import nn
 
 from mfu_monitor.counting.dispatch import CountingMode
+from mfu_monitor.counting.inductor import eager_where_guards_notice_us, guards_notice_modes, uses_compiler
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.records import StepRecord
 
 __all__ = ["FlopCounter"]
+
+COUNTED_IN_EAGER = (
+    "with torch before 2.10 a counted step of a compiled model runs in eager, so that its compiled code stays as it is; "
+    "the compiler's own recomputation is not in hardware_flops"
+)
 
 
 class FlopCounter:
@@ -35,7 +42,7 @@ class FlopCounter:
         self._model = model
         self._count_no_grad_as_model = count_no_grad_as_model
         self._observer: StepObserver | None = None
-        self._mode: CountingMode | None = None
+        self._installed = ExitStack()
         self._record: StepRecord | None = None
 
     @property
@@ -47,21 +54,23 @@ class FlopCounter:
 
     def __enter__(self) -> FlopCounter:
         self._record = None
-        self._observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
-        self._mode = CountingMode(self._observer)
-        self._observer.opaque.attach()
-        self._observer.compiled_graphs.attach()
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._observer = observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
+        if guards_notice_modes() and uses_compiler(self._model):
+            observer.ledger.incomplete = True
+            observer.ledger.note(COUNTED_IN_EAGER)
+        with ExitStack() as installed:
+            installed.enter_context(eager_where_guards_notice_us())
+            installed.enter_context(observer.compiled_graphs)
+            installed.enter_context(observer.opaque)
+            installed.enter_context(CountingMode(observer))
+            self._installed = installed.pop_all()
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        mode, observer = self._mode, self._observer
-        if mode is None or observer is None:
+        observer, self._observer = self._observer, None
+        if observer is None:
             return
-        self._mode = self._observer = None
-        mode.__exit__(exc_type, exc, trace)  # type: ignore[no-untyped-call]
-        observer.compiled_graphs.detach()
-        observer.opaque.detach()
+        self._installed.close()
         self._record = observer.record()

@@ -23,6 +23,7 @@ from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phas
 from mfu_monitor.counting.records import Phase, StepRecord
 from mfu_monitor.counting.scope import ModuleNames
 from mfu_monitor.formulas.cost import OpCost
+from mfu_monitor.formulas.nested import is_strided_nested
 from mfu_monitor.formulas.registry import bind_call, find_formula, find_module_formula, is_ignored
 from mfu_monitor.formulas.traffic import bytes_accessed
 from mfu_monitor.hardware.precision import matmul_precision
@@ -98,7 +99,7 @@ class StepObserver:
             phase=phase,
             module_fqn=link.module_fqn,
             precision=None,
-            shapes=tuple(tuple(t.shape) for t in operands),
+            shapes=tuple(_shape(t) for t in operands),
             cost=OpCost(0),
             bytes_accessed=bytes_accessed(func, args, kwargs, output),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
@@ -107,6 +108,8 @@ class StepObserver:
             self._saw_quiet(entry, operands, outputs, is_known=link.is_opaque or is_ignored(name))
             return
         entry.cost = found(call)  # type: ignore[arg-type]
+        if entry.cost.note is not None:
+            self.ledger.note(entry.cost.note)
         entry.precision = entry.cost.precision or _precision(name, operands)
         self._saw_product(entry, link, forward, operands, outputs)
 
@@ -262,6 +265,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of an operand; a strided nested tensor has none and goes by (sequences, values)."""
+    if is_strided_nested(tensor):
+        return (int(tensor.size(0)), tensor.numel())
+    return tuple(tensor.shape)
 
 
 def _first_shape(output: Any) -> Any:

@@ -44,6 +44,13 @@ class OpaqueModules:
         while self._handles:
             self._handles.pop().remove()
 
+    def __enter__(self) -> OpaqueModules:
+        self.attach()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.detach()
+
     def covers(self, stack: Iterable[nn.Module]) -> bool:
         """True when one of these modules is opaque: what runs inside is already counted."""
         return bool(self._ids) and any(id(m) in self._ids for m in stack)
