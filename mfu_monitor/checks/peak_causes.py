@@ -59,6 +59,7 @@ def sparse_peak(case: Case) -> Iterator[Diagnosis | None]:
         dense = sparse / 2  # 2:4 sparsity doubles the rate of every part whose sheet prints both
     if not (case.peak_flops_per_s and dense and sparse):
         return
+    yield _behind_report(case, "sparse_peak", dense, sparse, "the sheet's figure for 2:4 structured sparsity")
     yield judge(
         case,
         _hypothesis(
@@ -106,6 +107,28 @@ def wrong_device_peak(case: Case) -> Iterator[Diagnosis | None]:
     yield _below_measured(case)
 
 
+def _behind_report(case: Case, code: str, right: float, other: float, words: str) -> Diagnosis | None:
+    """Another tool's MFU whose peak is unknown: the ratio of two peaks fits it, which is no proof."""
+    reported, ours = case.evidence.reported_mfu, case.bounded_mfu
+    is_right = case.peak_flops_per_s is not None and math.isclose(case.peak_flops_per_s, right, rel_tol=_PEAK_TOLERANCE)
+    if not (reported and ours and is_right and ours > 0):
+        return None
+    return judge(
+        case,
+        Hypothesis(
+            code=code,
+            quantity="reported MFU, as a fraction",
+            observed=reported,
+            predicted=ours * right / other,
+            expected=ours,
+            corrected_mfu=ours,
+            witness=None,
+            cause=f"The peak behind the report is {words}.",
+            fix=f"Look up the peak that the report used; dense it is {right:.4g} FLOP/s here.",
+        ),
+    )
+
+
 def _neighbours(case: Case) -> Mapping[str, float]:
     if case.evidence.neighbour_peaks:
         return case.evidence.neighbour_peaks
@@ -119,6 +142,8 @@ def _neighbour_peak(case: Case) -> Iterator[Diagnosis | None]:
     if not (used and right):
         return
     look_alikes = _neighbours(case)
+    for name, rate in look_alikes.items():
+        yield _behind_report(case, "wrong_device_peak", right, rate, f"that of {name}")
     others = devices_with_peak(case.precision or "", used, rel_tol=_PEAK_TOLERANCE)
     for name, rate in {**dict.fromkeys(others, used), **look_alikes}.items():
         yield judge(

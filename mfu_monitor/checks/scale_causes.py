@@ -253,7 +253,8 @@ _GROWTH = 2.0
 def _growing_history(case: Case) -> Diagnosis | None:
     points = [(step, mfu) for step, mfu in case.evidence.mfu_history if step > 0 and mfu > 0]
     last = case.bounded_mfu
-    if last is not None and last > 0:
+    is_later = not points or case.window.last_step > points[-1][0]
+    if last is not None and last > 0 and is_later:
         points.append((case.window.last_step, last))
     if len(points) < 3 or points[-1][0] < _GROWTH * points[0][0]:
         return None
