@@ -51,7 +51,6 @@ class StepCounter:
         stages: where failures are kept.
         counter_factory: makes a context manager with ``record``; ``FlopCounter`` by default.
         compile_counter: a number that changes when something is compiled.
-        world_size: ranks that share the budget.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class StepCounter:
         *,
         counter_factory: Callable[[nn.Module | None], Any] | None,
         compile_counter: Callable[[], int],
-        world_size: int = 1,
     ) -> None:
         self.ledger = StepLedger()
         self._model = model
@@ -70,9 +68,7 @@ class StepCounter:
         self._every_step = config.count == "every_step"
         self._make_counter = counter_factory or _flop_counter_factory(config)
         self._compile_counter = compile_counter
-        self._schedule = CountSchedule(
-            max_overhead=config.max_overhead, every_step=self._every_step, world_size=world_size
-        )
+        self._schedule = CountSchedule(max_overhead=config.max_overhead, every_step=self._every_step)
         self._tokens_function = resolve_tokens_function(config.tokens)
         self._trainable = TrainableParameters(model)
         self._padding = PaddingCounter() if config.count_padding else None
@@ -86,6 +82,10 @@ class StepCounter:
         self._counts = BatchCounts()
         self._compiles_before = 0
         self._began_s = 0.0
+
+    def share_budget(self, world_size: int) -> None:
+        """Tell how many ranks count, each at moments of its own; known once training begins."""
+        self._schedule.share_with(world_size)
 
     @property
     def records(self) -> dict[Hashable, StepRecord]:

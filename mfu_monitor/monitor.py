@@ -92,7 +92,6 @@ class Monitor:
             self._stages,
             counter_factory=counter_factory,
             compile_counter=compile_counter,
-            world_size=_world_size(),
         )
         self._steps_per_window = self.config.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
         self._windows: WindowBuilder | None = None
@@ -313,7 +312,11 @@ class Monitor:
         probes = self._take_probes() or {}
         self._due += 1
         self._close_time(lambda: None if (fields := work()) is None else {**probes, **fields})
-        self._goodput.append((self._counting.ledger.totals["model_flops"], self._wall_s))
+        self._goodput.append(self._goodput_so_far() or (None, 0.0))
+
+    @guarded("accounting")
+    def _goodput_so_far(self) -> tuple[int | None, float]:
+        return self._counting.ledger.totals["model_flops"], self._wall_s
 
     @guarded("timing")
     def _close_time(self, work: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -481,6 +484,7 @@ class Monitor:
         self._is_started = True
         self._peaks = PeakSource(self.config.peak, device)
         self._start_time(device)
+        self._counting.share_budget(_world_size())
         self._ranks = self._join_ranks()
         self._start_probes(device)
 

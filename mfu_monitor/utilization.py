@@ -200,6 +200,8 @@ def _reason(
         return (
             "no step of this shape was counted, so its FLOPs are unknown; see the warning given when counting stopped"
         )
+    if precision is None:
+        return "no product was counted in this window, so there is no active precision and no peak to compare with"
     if peak is None:
         return "no dense peak is known for this device: pass peak=<FLOP/s> or peak='measure'"
     if rate is None:
@@ -209,9 +211,7 @@ def _reason(
     return None
 
 
-def _no_rate(peak: DevicePeak, precision: str | None) -> str:
-    if precision is None:
-        return "no product was counted in this window, so there is no active precision and no peak to compare with"
+def _no_rate(peak: DevicePeak, precision: str) -> str:
     why = peak.missing_reason(precision) or f"it is given as {peak.flops_per_s_by_precision.get(precision)} FLOP/s"
     device = peak.device_name or "the device"
     return f"{device} has no usable {precision} peak: {why}. Pass peak={{{precision!r}: <FLOP/s>}}"

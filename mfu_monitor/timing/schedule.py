@@ -31,7 +31,6 @@ class CountSchedule:
     Args:
         max_overhead: share of the run's time that counts may cost beyond the typical step's time, in the whole world.
         every_step: count all.
-        world_size: ranks that each count at their own moments and make the others wait; they share the budget.
         seed: of the draws.
 
     Example:
@@ -40,11 +39,9 @@ class CountSchedule:
         True
     """
 
-    def __init__(
-        self, *, max_overhead: float, every_step: bool = False, world_size: int = 1, seed: int | None = None
-    ) -> None:
+    def __init__(self, *, max_overhead: float, every_step: bool = False, seed: int | None = None) -> None:
         self._every_step = every_step
-        self._share = max_overhead / max(1, world_size)
+        self._max_overhead = self._share = max_overhead
         self._random = random.Random(seed)
         self._start_s: float | None = None
         self._typical_s: float | None = None
@@ -53,6 +50,10 @@ class CountSchedule:
         self._next_s = float("inf")
         self._signatures = 0
         self._retries = 0
+
+    def share_with(self, world_size: int) -> None:
+        """Divide the budget: each rank counts at moments of its own, and makes the others wait."""
+        self._share = self._max_overhead / max(1, world_size)
 
     @property
     def spent_s(self) -> float:

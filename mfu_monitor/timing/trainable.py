@@ -32,7 +32,9 @@ class TrainableParameters:
         self._numbers: dict[tuple[bool, ...], int] = {}
         self._number = 0
         self._turn = 0
-        self.refresh()
+        self._parameters: list[Any] = []
+        self._groups: list[list[Any]] = []
+        self._group_flags: list[tuple[bool, ...]] = []
 
     def refresh(self) -> None:
         """Read the list of parameters again: modules may have been added or replaced."""
@@ -48,6 +50,8 @@ class TrainableParameters:
 
     def pattern(self) -> int:
         """The number of the present pattern."""
+        if not self._groups:  # the first step: before it a strategy may still wrap or move the model
+            self.refresh()
         turn = self._turn
         self._turn = turn + 1 if turn + 1 < len(self._groups) else 0
         if tuple(map(_FLAG, self._groups[turn])) != self._group_flags[turn]:

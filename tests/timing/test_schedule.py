@@ -46,7 +46,9 @@ def test_the_draws_do_not_keep_in_step_with_a_loop_that_alternates() -> None:
 
 def test_ranks_share_the_budget() -> None:
     alone = simulate(CountSchedule(max_overhead=0.02, seed=1), 20_000)
-    in_a_world = simulate(CountSchedule(max_overhead=0.02, world_size=8, seed=1), 20_000)
+    shared = CountSchedule(max_overhead=0.02, seed=1)
+    shared.share_with(8)
+    in_a_world = simulate(shared, 20_000)
     assert len(in_a_world) < len(alone) / 4
 
 
