@@ -23,15 +23,15 @@ class Classifier(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.model = nn.Sequential(
-            nn.Conv2d(3, 64, 3, padding=1),
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.Conv2d(64, 128, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.Conv2d(128, 256, 3, stride=2, padding=1),
-            nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(256, 10),
+            nn.Linear(128, 10),
         )
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

@@ -271,7 +271,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--precision", default=None, help="as Lightning takes it: 32-true, bf16-mixed, bf16-true, 16-mixed")
     add("--compile", action="store_true", help="compile the model with torch.compile")
     add("--peak", type=_peak, default="measure", help='"measure", "auto", or dense FLOP/s such as 989.4e12')
-    add("--max-steps", type=int, default=200, help="training steps")
+    add("--max-steps", type=int, default=100, help="training steps")
     add("--batch-size", type=int, default=8, help="sequences per step")
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)

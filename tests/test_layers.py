@@ -18,7 +18,7 @@ LAYERS = (
     ("counting",),
     ("timing",),
     ("utilization",),
-    ("roofline", "waterfall", "advice", "checks", "alerts", "report"),
+    ("roofline", "waterfall", "advice", "planning", "plots", "checks", "alerts", "report"),
     ("sinks", "config", "audit", "report"),
     ("_stages", "_peak_source", "_scopes", "_step_counter"),  # what the monitor is made of
     ("monitor", "mfu_monitor"),  # mfu_monitor: the public names of mfu_monitor/__init__.py

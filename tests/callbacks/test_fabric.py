@@ -120,3 +120,23 @@ def test_state_travels_as_plain_types(recorded: list[Any]) -> None:
     setup(again)
     again.load_state_dict(monitor.state_dict())
     assert again.state_dict() == {"total_steps": 1}
+
+
+def test_a_real_loop_counts_every_product_by_the_models_own_names() -> None:
+    monitor = FabricMFUMonitor(peak=1e12, log_every_n_steps=2)
+    fabric, model, optimizer = setup(monitor)
+    for _ in range(6):
+        batch = torch.ones(3, 4)
+        with monitor.step(batch):
+            fabric.backward(model(batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    monitor.close()
+    assert monitor.monitor is not None
+    (record,) = monitor.monitor.records.values()
+    # Forward and weight gradient of Linear(4, 2) on 3 rows; the input needs no gradient.
+    assert record.model_flops == 2 * (2 * 3 * 4 * 2)
+    assert monitor.reading is not None
+    assert monitor.reading.mfu == pytest.approx(
+        record.model_flops * monitor.reading.window.steps / (monitor.reading.elapsed_s * 1e12), rel=1e-9
+    )

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mfu_monitor.callbacks import MFUCallback
 from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
-from mfu_monitor.sinks import Event
+from mfu_monitor.sinks import Event, read_jsonl
 
 ROWS, TOKENS = 24, 5
 
@@ -175,3 +176,17 @@ def test_called_by_something_else_it_says_what_to_use_instead(recorded: list[Any
     callback = MFUCallback()
     with pytest.warns(StageDisabledWarning, match=r"monitor\.step"):
         callback.on_train_begin(TrainingArguments(output_dir=str(tmp_path), report_to=[]), None, None)
+
+
+def test_a_real_training_reports_mfu_to_tensorboard_and_keeps_tokens(tmp_path: Path) -> None:
+    callback = MFUCallback(peak=1e12, jsonl=str(tmp_path / "mfu.jsonl"))
+    trainer(tmp_path, callback, report_to=["tensorboard"], num_train_epochs=2).train()
+    run = read_jsonl(tmp_path / "mfu.jsonl")
+    # Linear(8, 16) on 4 x 5 tokens: forward, weight gradient, input gradient (the embedding is trained).
+    assert run.records[0].model_flops == 3 * (2 * 4 * TOKENS * 8 * 16)
+    assert "head" in run.records[0].by_module()
+    assert run.readings[-1].window.tokens == run.readings[-1].window.steps * 4 * TOKENS
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents*")}
+    tags = EventAccumulator(str(folder)).Reload().Tags()
+    assert "train/utilization/mfu" in tags["scalars"]
+    assert "mfu_monitor/card/end/text_summary" in tags["tensors"]
