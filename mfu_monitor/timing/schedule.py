@@ -45,6 +45,7 @@ class CountSchedule:
         self._random = random.Random(seed)
         self._start_s: float | None = None
         self._typical_s: float | None = None
+        self._is_warming_up = True
         self._counted_s = 0.0
         self._counted = 0
         self._next_s = float("inf")
@@ -57,7 +58,7 @@ class CountSchedule:
 
     @property
     def spent_s(self) -> float:
-        """What counting has cost so far beyond typical steps, counts during a compile left out."""
+        """What counting has cost so far beyond typical steps; the first step and those that compiled are left out."""
         return max(0.0, self._counted_s - self._counted * (self._typical_s or 0.0))
 
     @property
@@ -97,9 +98,11 @@ class CountSchedule:
     def add_counted(self, seconds: float, *, is_new: bool, has_compiled: bool) -> None:
         """A counted step has ended after so many seconds of the host's clock."""
         self._signatures += is_new
-        if not has_compiled:
+        # The run's first step makes pools, plans and threads that belong to nobody: no measure of what counting costs.
+        if not has_compiled and not self._is_warming_up:
             self._counted += 1
             self._counted_s += seconds
+        self._is_warming_up = False
         self._plan()
 
     def add_uncounted(self, seconds: float) -> None:

@@ -82,6 +82,15 @@ def test_time_spent_compiling_is_not_charged_to_counting() -> None:
     assert schedule.spent_s == 0.0
 
 
+def test_the_first_step_of_a_run_is_not_taken_for_the_cost_of_counting() -> None:
+    schedule = CountSchedule(max_overhead=0.002)
+    for seconds in (30.0, 0.5):
+        schedule.wants_count(is_known=False, is_provisional=False, now_s=0.0)
+        schedule.add_counted(seconds, is_new=True, has_compiled=False)
+        schedule.add_uncounted(0.1)
+    assert schedule.spent_s == pytest.approx(0.4)
+
+
 def test_global_random_numbers_are_not_touched() -> None:
     random.seed(0)
     state = random.getstate()
