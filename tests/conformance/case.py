@@ -20,7 +20,7 @@ from mfu_monitor.counting.records import StepRecord
 
 __all__ = ["Case", "Phase", "Workload", "evaluate", "run"]
 
-Phase = Literal["inference", "training"]
+Phase = Literal["inference", "training", "step"]
 
 Workload = tuple[Callable[..., Any], tuple[Any, ...]]
 """A module or function, and its inputs."""
@@ -40,7 +40,7 @@ def window(S: int, W: int) -> int:
 class Case:
     """A call whose FLOPs were derived by hand.
 
-    The three counts are Python expressions over numbers, ``triangle(S)`` and ``window(S, W)``.
+    The counts are Python expressions over numbers, ``triangle(S)`` and ``window(S, W)``.
     """
 
     id: str
@@ -48,14 +48,19 @@ class Case:
     build: Callable[[], Workload]
     """Makes the workload, on whatever the default device is; inputs that need a gradient say so."""
     phase: Phase
-    """``"training"``: forward and backward of the sum of the outputs. ``"inference"``: forward without gradients."""
+    """``"training"``: forward and backward of the sum of the outputs. ``"inference"``: forward without gradients.
+    ``"step"``: the function itself is the whole step."""
     model_flops: str
-    hardware_flops: str
-    """What the kernels of the first device execute."""
+    hardware_flops: str | None = None
+    """What the kernels of the first device execute; None where that is ``model_flops``."""
     forward_flops: str | None = None
     """Model FLOPs of the forward alone, where the row is a training one; the rest is backward."""
     palm_flops: str | None = None
     """With attention as its full square; None where that is ``model_flops``."""
+    recompute_flops: str = "0"
+    optimizer_flops: str = "0"
+    unsupported_ops: tuple[str, ...] = ()
+    """What has no formula and must be reported."""
     devices: tuple[str, ...] = ("cpu",)
     """``"meta"`` where shapes suffice: no mask contents, nothing that a meta tensor cannot do."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from mfu_monitor.counting.records import FlopTotals, StepRecord
+
 from .case import Case, evaluate, run
 from .cases_attention import BY_MASK
 
@@ -55,15 +57,27 @@ CASES = all_cases()
 @pytest.mark.parametrize(("case", "device"), runs(CASES))
 def test_the_count_is_the_arithmetic(case: Case, device: str) -> None:
     record = run(case, device)
-    assert [op.op for op in record.unsupported_ops] == []
+    assert tuple(op.op for op in record.unsupported_ops) == case.unsupported_ops
+    assert record.uncovered_parameters == ()
+    assert not record.incomplete, record.notes
     assert record.model_flops == evaluate(case.model_flops)
     assert record.palm_model_flops == evaluate(case.palm_flops or case.model_flops)
     if device == case.devices[0]:  # the kernels, and so what the hardware runs, depend on the device
-        assert record.hardware_flops == evaluate(case.hardware_flops)
+        assert record.hardware_flops == evaluate(case.hardware_flops or case.model_flops)
+        assert record.recompute_flops == evaluate(case.recompute_flops)
+        assert record.optimizer_flops == evaluate(case.optimizer_flops)
     if case.forward_flops is not None:
         phases = record.by_phase()
         assert phases["forward"].model_flops == evaluate(case.forward_flops)
         assert phases["backward"].model_flops == evaluate(f"({case.model_flops}) - ({case.forward_flops})")
+    assert_parts_sum_to_the_total(record)
+
+
+def assert_parts_sum_to_the_total(record: StepRecord) -> None:
+    assert record.hardware_flops >= record.model_flops
+    assert record.by_module()[""] == record.totals
+    for parts in (record.by_module(inclusive=False), record.by_phase(), record.by_op()):
+        assert sum(parts.values(), start=FlopTotals()) == record.totals
 
 
 def test_rows_have_names_of_their_own() -> None:
@@ -72,11 +86,12 @@ def test_rows_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_expected_values_are_arithmetic_on_shapes(case: Case) -> None:
-    for expression in filter(None, (case.model_flops, case.hardware_flops, case.forward_flops, case.palm_flops)):
-        assert re.search(r"[*+]", expression), f"{expression} is a bare number: write the shapes"
+    counts = (case.model_flops, case.hardware_flops, case.forward_flops, case.palm_flops)
+    for expression in filter(None, (*counts, case.recompute_flops, case.optimizer_flops)):
+        assert expression == "0" or re.search(r"[*+]", expression), f"{expression} is a bare number: write the shapes"
         longest = max((len(number) for number in re.findall(r"\d+", expression)), default=0)
         assert longest <= 6, f"{expression} holds a result: write the shapes"
-    assert evaluate(case.hardware_flops) >= evaluate(case.model_flops)
+    assert evaluate(case.hardware_flops or case.model_flops) >= evaluate(case.model_flops)
     assert case.phase == "training" or case.forward_flops is None
 
 
