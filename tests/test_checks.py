@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.checks import CAUSE_CODES, CHECK_CODES, Diagnosis, Evidence, check, withheld
+from mfu_monitor.checks import CAUSE_CODES, CHECK_CODES, Diagnosis, Evidence, check, diagnosis_text, withheld
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.peaks import DevicePeak
@@ -155,6 +155,18 @@ def test_suspicion_follows_the_best_product_measured_on_the_device() -> None:
     assert one(check(reading(0.5, achievable_fraction=1.25)), "suspicious_mfu").severity == "warning"
 
 
+def test_a_measured_peak_is_its_own_best_product() -> None:
+    assert check(reading(0.74, peak_source="measured")) == ()
+    assert one(check(reading(0.76, peak_source="measured")), "suspicious_mfu").severity == "note"
+    over = one(check(reading(1.2, peak_source="measured")), "mfu_over_peak")
+    assert over.severity == "error"
+    assert "measure it again" in over.likely_cause
+
+
+def test_a_peak_given_by_hand_is_the_first_suspect() -> None:
+    assert "given by hand" in one(check(reading(9.0, peak_source="user")), "mfu_over_peak").likely_cause
+
+
 def test_a_step_faster_than_its_bytes_over_the_bandwidth_is_an_error() -> None:
     # 14 GB of weights and 14 GB of gradients at 3.35 TB/s take 8.36 ms; a cache of 256 MiB saves 0.08 ms of it.
     bytes_of_7b: dict[str, Any] = {"parameter_bytes": 14e9, "gradient_bytes": 14e9}
@@ -188,6 +200,19 @@ def test_a_lower_bound_names_the_operator_and_its_module() -> None:
 def test_diagnoses_survive_json() -> None:
     for diagnosis in check(reading(0.3, peak_flops_per_s=1979e12, peak_source="user"), flops_per_batch=1e12):
         assert Diagnosis.from_dict(json.loads(json.dumps(diagnosis.to_dict()))) == diagnosis
+
+
+def test_the_text_for_people_holds_cause_fix_and_figures_and_nothing_without_a_diagnosis() -> None:
+    text = diagnosis_text(check(reading(0.22, peak_flops_per_s=1979e12, peak_source="user")))
+    for words in (
+        "### warning: `sparse_peak`",
+        "**likely cause:**",
+        "**fix:**",
+        "| dense_peak_flops_per_s | 9.894e+14 |",
+    ):
+        assert words in text
+    assert "strength" not in text
+    assert diagnosis_text(check(reading(0.4))) == ""
 
 
 def test_every_diagnosis_says_what_was_seen_why_and_what_to_do() -> None:

@@ -3,5 +3,15 @@
 from mfu_monitor.checks.engine import CAUSE_CODES, check
 from mfu_monitor.checks.limits import CHECK_CODES
 from mfu_monitor.checks.records import SEVERITIES, Diagnosis, Evidence, withheld
+from mfu_monitor.checks.text import diagnosis_text
 
-__all__ = ["CAUSE_CODES", "CHECK_CODES", "SEVERITIES", "Diagnosis", "Evidence", "check", "withheld"]
+__all__ = [
+    "CAUSE_CODES",
+    "CHECK_CODES",
+    "SEVERITIES",
+    "Diagnosis",
+    "Evidence",
+    "check",
+    "diagnosis_text",
+    "withheld",
+]

@@ -181,6 +181,16 @@ class Case:
         return self.evidence.max_clock_ratio or from_peak or from_row
 
     @property
+    def clock_ratio(self) -> float | None:
+        """The clock that was read in the window over the sheet's; the highest there is where none was read."""
+        read, sheet = self.window.sm_clock_mhz, self.row.sheet_clock_mhz if self.row else None
+        return read / sheet if read and sheet else self.max_clock_ratio
+
+    @property
+    def peak_source(self) -> str:
+        return self.reading.peak_source or (self.peak.source if self.peak else "")
+
+    @property
     def table_peak_flops_per_s(self) -> float | None:
         """The table's dense peak of this device at the active precision; of a slice, the slice's."""
         precision = self.precision or ""
@@ -205,7 +215,7 @@ class Case:
             "hfu": self.hfu,
             "device_model_flops_per_s": self.reading.device_model_flops_per_s or self._device_model_flops_per_s(),
             "peak_flops_per_s": self.peak_flops_per_s,
-            "peak_source": self.reading.peak_source or (self.peak.source if self.peak else None),
+            "peak_source": self.peak_source or None,
             "precision": self.precision,
             "elapsed_s": self.window.elapsed_s,
             "steps": self.window.steps,

@@ -57,6 +57,15 @@ def ratio_in_words(case: Case) -> str:
     return f"{numerator} over {denominator} ({case.precision or 'precision unknown'}, {case.device_name}; {source})"
 
 
+def _cause_of(case: Case) -> str:
+    """A peak that is no sheet's is the first suspect."""
+    if case.peak_source.startswith("user"):
+        return "The peak was given by hand: it is the first to check. " + _GENERIC_CAUSE
+    if case.peak_source.startswith("measured"):
+        return "The peak was measured, and is no limit: the device may have been busy or slower then; measure it again."
+    return _GENERIC_CAUSE
+
+
 def _over_peak(case: Case, code: str, name: str, value: float | None) -> Diagnosis | None:
     if value is None or value <= SOFT_LIMIT:
         return None
@@ -73,7 +82,7 @@ def _over_peak(case: Case, code: str, name: str, value: float | None) -> Diagnos
         severity=severity,
         message=f"{name} is {_percent(value)} ({ratio_in_words(case)}); at most 100% was expected: {verdict}{by_clock}",
         evidence={**case.figures(), "value": value, "hard_limit": HARD_LIMIT, "max_clock_ratio": ceiling},
-        likely_cause=_GENERIC_CAUSE
+        likely_cause=_cause_of(case)
         if severity == "error"
         else "The clock runs above the one behind the sheet's figure.",
         fix=_GENERIC_FIX if severity == "error" else "Nothing to do; compare runs at the same clocks.",
@@ -139,6 +148,8 @@ def suspicious_mfu(case: Case) -> Diagnosis | None:
         return None
     best = case.evidence.achievable_flops_per_s
     achievable = best / peak if best and peak else _achievable_of(case, mfu)
+    if achievable is None and case.peak_source.startswith("measured"):
+        achievable = 1.0  # the peak is the best measured product itself
     warning = achievable if achievable is not None else SUSPICIOUS_WARNING
     note = warning * SUSPICIOUS_NOTE / SUSPICIOUS_WARNING
     if mfu <= note:

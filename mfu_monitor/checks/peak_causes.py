@@ -206,15 +206,15 @@ def _below_measured(case: Case) -> Diagnosis | None:
 def nominal_clock_exceeded(case: Case) -> Iterator[Diagnosis | None]:
     """A reading just above 100% that the maximum clock over the sheet's clock accounts for: a note, never an error."""
     values = [v for v in (case.bounded_mfu, case.hfu) if v is not None]
-    value, ratio = max(values, default=0.0), case.max_clock_ratio
+    value, ratio = max(values, default=0.0), case.clock_ratio
     if not (ratio and SOFT_LIMIT < value <= HARD_LIMIT and value <= ratio):
         return
     yield Diagnosis(
         code="nominal_clock_exceeded",
         severity="note",
-        message=f"The reading is {100 * value:.1f}%; {case.device_name} can clock to {100 * ratio:.1f}% of the clock "
+        message=f"The reading is {100 * value:.1f}%; {case.device_name} runs at up to {100 * ratio:.1f}% of the clock "
         "behind its sheet's figure.",
-        evidence={"value": value, "max_clock_ratio": ratio, "peak_flops_per_s": case.peak_flops_per_s},
+        evidence={"value": value, "clock_ratio": ratio, "peak_flops_per_s": case.peak_flops_per_s},
         likely_cause="The device ran above the clock that the sheet's peak is computed from.",
         fix="Nothing to do; lock the clocks to compare runs.",
     )

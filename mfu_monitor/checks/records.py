@@ -132,7 +132,6 @@ class Evidence:
     """The best matrix product measured on this device at the active precision."""
     max_clock_ratio: float | None = None
     """Maximum clock over the clock of the sheet's figure; looked up where it is None."""
-    throttle_reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

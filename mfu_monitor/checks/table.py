@@ -24,6 +24,8 @@ class TableRow:
     sparse: Mapping[str, float] = field(default_factory=dict)
     sm_count: int | None = None
     max_clock_ratio: float | None = None
+    sheet_clock_mhz: float | None = None
+    """The clock behind the sheet's figures of the matrix unit."""
     neighbours: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Dense FLOP/s by precision of the devices that a careless lookup confuses with this one, by their names."""
 
@@ -47,6 +49,7 @@ def _table_row(row: PeakRow) -> TableRow:
         sparse=row.sparse_flops_per_s_by_precision(),
         sm_count=row.sm_count,
         max_clock_ratio=row.max_clock_ratio,
+        sheet_clock_mhz=row.tensor_clock_mhz or row.boost_clock_mhz,
         neighbours={other.name: other.flops_per_s_by_precision() for other in neighbours(row.key)},
     )
 

@@ -31,9 +31,9 @@ KNOWN_TOKENS_PER_S = (
     "throughput/device/tokens_per_sec",
 )
 KNOWN_STEP_S = ("step_time/total_s", "step_time_s", "step_s", "step_time", "iter_time", "iteration_time", "time/step")
-KNOWN_MFU = ("utilization/mfu", "mfu", "train/mfu", "train/device/mfu", "device/mfu", "perf/mfu")
+KNOWN_MFU = ("utilization/mfu", "mfu", "train/mfu", "train/device/mfu", "device/mfu", "perf/mfu", "mfu(%)")
 KNOWN_STEPS = ("step", "global_step", "trainer/global_step", "iteration", "iter", "_step")
-KNOWN_TIMES = ("timestamp", "_timestamp", "wall_time", "time_s")
+KNOWN_TIMES = ("timestamp", "_timestamp", "wall_time", "time_s", "_runtime")
 """Names that our own and common loggers write; anything else must be named on the command line."""
 
 _PERCENT_WORDS = ("percent", "pct", "%")

@@ -39,8 +39,16 @@ def first_cause(diagnoses: tuple[Diagnosis, ...]) -> str:
     return next((d.code for d in diagnoses if d.code in CAUSE_CODES), "(none)")
 
 
-def confusion(runs_per_fault: int, seed: int = 0) -> dict[str, Counter[str]]:
-    """Named in the first place, by injected fault."""
+def also_named(diagnoses: tuple[Diagnosis, ...]) -> set[str]:
+    """Causes named (not only consistent with the figures) behind the first."""
+    named = [d.code for d in diagnoses if d.code in CAUSE_CODES and d.severity != "note"]
+    return set(named[1:])
+
+
+def confusion(
+    runs_per_fault: int, seed: int = 0, behind: dict[str, Counter[str]] | None = None
+) -> dict[str, Counter[str]]:
+    """Named in the first place, by injected fault; ``behind`` is filled with what else was named."""
     runs = load_runs()
     matrix: dict[str, Counter[str]] = {}
     for name, inject in runs.FAULTS.items():
@@ -48,7 +56,10 @@ def confusion(runs_per_fault: int, seed: int = 0) -> dict[str, Counter[str]]:
         named = Counter[str]()
         for _ in range(runs_per_fault):
             run = inject(rng)
-            named[first_cause(check(run.reading, run.record, run.peak, evidence=run.evidence))] += 1
+            diagnoses = check(run.reading, run.record, run.peak, evidence=run.evidence)
+            named[first_cause(diagnoses)] += 1
+            if behind is not None:
+                behind.setdefault(name, Counter()).update(also_named(diagnoses))
         matrix[name] = named
     return matrix
 
@@ -65,15 +76,17 @@ def false_alarms(count: int, seed: int = 0) -> list[tuple[str, str]]:
     return alarms
 
 
-def _print(console: Console, matrix: dict[str, Counter[str]]) -> None:
+def _print(console: Console, matrix: dict[str, Counter[str]], behind: dict[str, Counter[str]]) -> None:
     table = Table(title="Injected fault (rows) and the cause named first (columns)", show_lines=False)
     table.add_column("injected", no_wrap=True)
     table.add_column("right", justify="right", no_wrap=True)
     table.add_column("named instead", overflow="fold")
+    table.add_column("named as well, behind it", overflow="fold")
     for name, named in matrix.items():
         total = sum(named.values())
         wrong = ", ".join(f"{code} {n}" for code, n in named.most_common() if code != name)
-        table.add_row(name, f"{named[name]}/{total}", wrong or "-")
+        more = ", ".join(f"{code} {n}" for code, n in behind[name].most_common())
+        table.add_row(name, f"{named[name]}/{total}", wrong or "-", more or "-")
     console.print(table)
 
 
@@ -85,8 +98,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     console = Console()
-    matrix = confusion(arguments.runs, arguments.seed)
-    _print(console, matrix)
+    behind: dict[str, Counter[str]] = {}
+    matrix = confusion(arguments.runs, arguments.seed, behind)
+    _print(console, matrix, behind)
     right = sum(named[name] for name, named in matrix.items())
     total = sum(sum(named.values()) for named in matrix.values())
     alarms = false_alarms(arguments.healthy, arguments.seed)
