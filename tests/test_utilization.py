@@ -92,6 +92,7 @@ class TestUnknown:
             ({}, DevicePeak(device_name="x", flops_per_s_by_precision={"fp32": 1.0}), "no usable bf16 peak"),
             ({"model_flops": None}, PEAK, "was counted"),
             ({"model_flops_by_precision": {}}, PEAK, "no product was counted"),
+            ({"model_flops": 0, "model_flops_by_precision": {}}, None, "no product was counted"),
             ({"world_size": 2}, PEAK, "other 1 ranks"),
             ({"invalid_reason": "the clock went back"}, PEAK, "the clock went back"),
         ],
