@@ -8,16 +8,11 @@ from types import TracebackType
 from torch import nn
 
 from mfu_monitor.counting.dispatch import CountingMode
-from mfu_monitor.counting.inductor import eager_where_guards_notice_us, guards_notice_modes, uses_compiler
+from mfu_monitor.counting.inductor import eager_where_guards_notice_us
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.records import StepRecord
 
 __all__ = ["FlopCounter"]
-
-COUNTED_IN_EAGER = (
-    "with torch before 2.10 a counted step of a compiled model runs in eager, so that its compiled code stays as it is; "
-    "the compiler's own recomputation is not in hardware_flops"
-)
 
 
 class FlopCounter:
@@ -55,9 +50,6 @@ class FlopCounter:
     def __enter__(self) -> FlopCounter:
         self._record = None
         self._observer = observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
-        if guards_notice_modes() and uses_compiler(self._model):
-            observer.ledger.incomplete = True
-            observer.ledger.note(COUNTED_IN_EAGER)
         with ExitStack() as installed:
             installed.enter_context(eager_where_guards_notice_us())
             installed.enter_context(observer.compiled_graphs)

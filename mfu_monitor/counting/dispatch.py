@@ -37,7 +37,7 @@ class CountingMode(TorchDispatchMode):
         """Compiled code runs under this mode as it is; an ordinary mode makes dynamo give the frame up for good."""
         return True
 
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

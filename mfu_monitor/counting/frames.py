@@ -39,6 +39,7 @@ _FUNCTION_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _CUSTOM_BACKWARD = _codes(BackwardCFunction.apply, getattr(BackwardCFunction, "apply_boxed", None))
 _OPTIMIZER_STEP = _nested_code(torch.optim.Optimizer.profile_hook_step, "wrapper")
 _CHECKPOINT_FILE = _checkpoint.__file__
+_COMPILED_CALL = "compile_wrapper"  # a closure of torch._dynamo.eval_frame, which is not imported for its sake
 _CHECKPOINT_ENTRY = _codes(_checkpoint.checkpoint)
 
 
@@ -58,6 +59,8 @@ class CallSite:
     """``"reentrant"`` or ``"non_reentrant"`` where a checkpoint runs its function again."""
     in_custom_backward: bool = False
     in_optimizer_step: bool = False
+    in_compiled_call: bool = False
+    """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
     create_graph: bool | None = None
     """What the enclosing ``backward`` asked for; None where its frame is not on this thread."""
 
@@ -98,6 +101,8 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
             site.in_custom_backward = True
         elif code.co_filename == _CHECKPOINT_FILE:
             _note_checkpoint(site, code, in_backward=in_backward)
+        elif code.co_name == _COMPILED_CALL:
+            site.in_compiled_call = True
         if frame.f_back is not None and frame.f_back.f_code is _FUNCTION_APPLY:
             site.function_forwards.append(frame)
             site.function_at = len(site.modules)

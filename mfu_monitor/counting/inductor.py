@@ -2,12 +2,12 @@
 
 ``CompiledFxGraph`` is what inductor hands out for every compiled graph, fresh or from the on-disk cache; it keeps the
 graph as text. For the length of a counted step its ``__call__`` tells us which graph runs. Nothing of the compiled
-model changes: no guard, no graph, no cache key. Where a torch has no such text the caller is told, and what it counts is
-a lower bound.
+model changes: no guard, no graph, no cache key. Where a torch has no such text the caller is told, and what it counts
+is a lower bound.
 
-Before torch 2.10 the compiler's guards notice any dispatch mode (pytorch/pytorch#164992), so each counted step of compiled
-code would compile once more. There the counted step runs in eager instead, which leaves compiled code as it is; the
-compiler's own recomputation is then not seen, and the record says so.
+Before torch 2.10 the compiler's guards notice any dispatch mode (pytorch/pytorch#164992), so each counted step of
+compiled code would compile once more. There the counted step runs in eager instead, which leaves compiled code as it
+is; the compiler's own recomputation is then not seen, and the record says so.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from mfu_monitor.counting.graph_text import GraphParseError, TextGraph, parse_graph
 
-__all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "unavailable_reason", "uses_compiler"]
+__all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
 
 OnRun = Callable[[TextGraph, Sequence[Any], bool], None]
 OnUnknown = Callable[[str], None]
@@ -59,17 +58,9 @@ def guards_notice_modes(torch_version: str = torch.__version__) -> bool:
 def eager_where_guards_notice_us() -> AbstractContextManager[Any]:
     """Around a counted step: eager execution on a torch whose compiled code must not meet a mode, nothing elsewhere."""
     if guards_notice_modes() and "torch._dynamo" in sys.modules:
-        return torch.compiler.set_stance("force_eager")
+        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return eager
     return nullcontext()
-
-
-def uses_compiler(model: nn.Module | None) -> bool:
-    """Whether compiled code was made in this process, or the model is marked to be compiled."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and dynamo.counters.get("stats"):
-        return True
-    modules = model.modules() if model is not None else ()
-    return any(getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod") for m in modules)
 
 
 class CompiledGraphWatch:

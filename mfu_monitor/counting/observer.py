@@ -14,7 +14,7 @@ from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.dispatch import operator_name
 from mfu_monitor.counting.frames import CallSite, read_call_site
 from mfu_monitor.counting.graph_text import TextGraph
-from mfu_monitor.counting.inductor import CompiledGraphWatch
+from mfu_monitor.counting.inductor import CompiledGraphWatch, guards_notice_modes
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.links import ForwardLink, SequenceLinks
 from mfu_monitor.counting.math_attention import MathAttention, Product, split_by_attended
@@ -33,6 +33,10 @@ __all__ = ["StepObserver"]
 MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
 """What the math path of attention is made of."""
 COMPILED_DEPTH = 5
+COUNTED_IN_EAGER = (
+    "with torch before 2.10 a counted step of a compiled model runs in eager so that its compiled code stays as it is; "
+    "the compiler's own recomputation is not in hardware_flops"
+)
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""
 
@@ -87,6 +91,9 @@ class StepObserver:
             return
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
         found = find_formula(name)
+        if site.in_compiled_call and guards_notice_modes():
+            self.ledger.incomplete = True
+            self.ledger.note(COUNTED_IN_EAGER)
         repeats = found is not None and self._repeats_forward(name, site, operands, in_backward=in_backward)
         phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats)
         forward = self._links.of_current_node() if in_backward else None
