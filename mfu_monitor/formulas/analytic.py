@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 __all__ = [
+    "TRAINING_FLOPS_PER_PARAMETER",
     "chinchilla_training_flops",
     "embedding_parameters",
     "logical_numel",

@@ -57,7 +57,10 @@ def _addmm(call: OperatorCall) -> OpCost:
 @formula("aten::bmm")
 def _bmm(call: OperatorCall) -> OpCost:
     B, M, K = call["self"].shape
-    return OpCost(matmul_flops(M, K, call["mat2"].shape[2], batch=B, is_complex=_is_complex(call["self"])))
+    N, is_complex = call["mat2"].shape[2], _is_complex(call["self"])
+    if is_sparse(call["self"]):
+        return OpCost(sparse_matmul_flops(stored_values(call["self"]), N, is_complex=is_complex))
+    return OpCost(matmul_flops(M, K, N, batch=B, is_complex=is_complex))
 
 
 @formula("aten::baddbmm", "aten::addbmm")
@@ -235,6 +238,18 @@ def _grouped_mm(call: OperatorCall) -> OpCost:
         tuple(left.shape), tuple(right.shape), packed=packed_values(left), used=last_offset(offs)
     )
     return OpCost(flops, precision=_scaled_precision(left))
+
+
+# transformers' loop over experts where torch has no grouped product; an operator of its own, so its loop is not seen.
+@formula("transformers::grouped_mm_fallback")
+def _grouped_mm_fallback(call: OperatorCall) -> OpCost:
+    input, weight, offs = call["input"], call["weight"], call["offs"]
+    return OpCost(grouped_matmul_flops(tuple(input.shape), tuple(weight.shape), used=last_offset(offs)))
+
+
+@formula("transformers::grouped_mm_fallback_backward")
+def _grouped_mm_fallback_backward(call: OperatorCall) -> OpCost:
+    return OpCost(2 * _grouped_mm_fallback(call).flops)  # it computes both gradients
 
 
 def grouped_matmul_flops(
