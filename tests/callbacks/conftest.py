@@ -79,7 +79,8 @@ class Run:
                 self.layers = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
 
             def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-                return self.layers(batch).pow(2).mean()
+                loss: Tensor = self.layers(batch).pow(2).mean()
+                return loss
 
             def configure_optimizers(self) -> torch.optim.Optimizer:
                 return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -90,7 +91,7 @@ class Run:
 
     def loader(self) -> Any:
         generator = torch.Generator().manual_seed(1)
-        rows = torch.randn(self.batches * ROWS, WIDTH, generator=generator)
+        rows: Any = torch.randn(self.batches * ROWS, WIDTH, generator=generator)
         return torch.utils.data.DataLoader(rows, batch_size=ROWS)
 
     def trainer(self, *callbacks: Any, **options: Any) -> Any:

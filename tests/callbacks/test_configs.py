@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.pytorch.cli import LightningCLI
@@ -18,7 +19,8 @@ def parse(path: Path, folder: Path, *arguments: str) -> MFUMonitor:
     """The callback that LightningCLI makes of a file."""
     options = [f"--config={path}", "--trainer.accelerator=cpu", *arguments]
     cli = LightningCLI(BoringModel, args=options, run=False, save_config_callback=None)
-    (monitor,) = (c for c in cli.trainer.callbacks if isinstance(c, MFUMonitor))
+    trainer: Any = cli.trainer
+    (monitor,) = (c for c in trainer.callbacks if isinstance(c, MFUMonitor))
     return monitor
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.loggers import CSVLogger
+from lightning.fabric.loggers.csv_logs import CSVLogger
 from torch import nn
 
 from mfu_monitor.callbacks import FabricMFUMonitor

@@ -91,14 +91,16 @@ def tracing(seen: list[str]) -> Any:
 
 
 def test_a_wrapped_method_runs_inside_the_context_and_keeps_its_result() -> None:
-    trainer, seen = Trainer(), []
+    trainer = Trainer()
+    seen: list[str] = []
     wrap_method(trainer, "save", tracing(seen))
     assert trainer.save("a") == "saved a"
     assert seen == ["before a", "after"]
 
 
 def test_an_exception_of_the_method_passes_through_the_context() -> None:
-    trainer, seen = Trainer(), []
+    trainer = Trainer()
+    seen: list[str] = []
     wrap_method(trainer, "save", tracing(seen))
     with pytest.raises(OSError, match="no path"):
         trainer.save("")
@@ -106,7 +108,8 @@ def test_an_exception_of_the_method_passes_through_the_context() -> None:
 
 
 def test_restoring_leaves_the_object_as_it_was() -> None:
-    trainer, seen = Trainer(), []
+    trainer = Trainer()
+    seen: list[str] = []
     before = dict(trainer.__dict__)
     wrap_method(trainer, "save", tracing(seen))()
     assert trainer.__dict__ == before
@@ -123,7 +126,8 @@ def test_a_wrapper_of_the_users_from_before_comes_back() -> None:
 
 
 def test_a_wrapper_of_the_users_from_later_stays_and_ours_below_it_falls_silent() -> None:
-    trainer, seen = Trainer(), []
+    trainer = Trainer()
+    seen: list[str] = []
     restore = wrap_method(trainer, "save", tracing(seen))
     ours = trainer.save
     trainer.save = lambda path: ours(path).upper()  # type: ignore[method-assign]

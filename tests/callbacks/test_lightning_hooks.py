@@ -115,7 +115,7 @@ def test_saving_a_checkpoint_is_paused_to_its_end(run: Any, recorded: list[Any])
 
 
 def test_a_checkpoint_saved_by_another_way_is_paused_until_the_next_step(run: Any, recorded: list[Any]) -> None:
-    class Saver(run.pl.Callback):  # type: ignore[misc, name-defined]
+    class Saver(run.pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 2:
                 trainer._checkpoint_connector.dump_checkpoint()

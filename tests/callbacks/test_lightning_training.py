@@ -62,7 +62,8 @@ class Model(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         x = checkpoint(self.block, x, use_reentrant=False) if self.is_checkpointed else self.block(x)
-        return self.head(self.norm(x.flatten(0, 1)))
+        logits: Tensor = self.head(self.norm(x.flatten(0, 1)))
+        return logits
 
 
 # Three Linears, each forward, weight gradient and input gradient (the embedding is trained).
@@ -85,7 +86,8 @@ def language_module(run: Any, *, is_checkpointed: bool = False, **overrides: Any
 
 def batches(count: int) -> Any:
     ids = torch.randint(0, VOCABULARY, (count * B, S), generator=torch.Generator().manual_seed(1))
-    return torch.utils.data.DataLoader([{"input_ids": row} for row in ids], batch_size=B)
+    rows: Any = [{"input_ids": row} for row in ids]
+    return torch.utils.data.DataLoader(rows, batch_size=B)
 
 
 def tensorboard(run: Any) -> Any:
@@ -184,7 +186,7 @@ def test_validation_and_saving_are_in_no_window(lightning_run: Any) -> None:
     def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
         time.sleep(slow_s)
 
-    class SlowSaver(lightning_run.pl.Callback):  # type: ignore[misc, name-defined]
+    class SlowSaver(lightning_run.pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 6:
                 trainer.save_checkpoint(lightning_run.folder / "x.ckpt")
@@ -255,6 +257,7 @@ def test_totals_go_on_after_a_resume_and_the_time_between_is_in_no_window(run: A
     assert first.monitor.totals["tokens"] == 6 * B * S
     assert second.monitor.totals["tokens"] == 12 * B * S
     assert second.monitor.totals["steps"] == 12
+    assert second.monitor.reading is not None
     assert second.monitor.reading.window.wall_s < 0.5
     assert second.monitor.reading.last_step == 11
 
@@ -266,7 +269,11 @@ def train(run: Any, callbacks: list[Any], *, is_checkpointed: bool) -> tuple[lis
     module = language_module(run, is_checkpointed=is_checkpointed)
     torch.manual_seed(7)
     run.trainer(*callbacks, log_every_n_steps=10).fit(module, batches(50))
-    return module.losses, module, (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    return (
+        module.losses,
+        module,
+        (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()),
+    )
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])

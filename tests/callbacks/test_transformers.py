@@ -128,13 +128,11 @@ def test_a_second_training_with_the_same_callback_starts_afresh(recorded: list[A
 def test_metrics_reach_the_log_history_and_the_trainers_own_log_is_not_lost(
     recorded: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mfu_monitor.callbacks.transformers_callback as adapter
-
     def end_step(self: Any, **kwargs: Any) -> None:
         for sink in self.sinks:
             sink.emit(Event(kind="alert", step=0, metrics={"utilization/mfu": 0.25}))
 
-    monkeypatch.setattr(adapter.Monitor, "end_step", end_step)
+    monkeypatch.setattr("mfu_monitor.callbacks.transformers_callback.Monitor.end_step", end_step)
     subject = trainer(tmp_path, MFUCallback(), report_to=["tensorboard"])
     subject.train()
     logs = [entry for entry in subject.state.log_history if "loss" in entry]
@@ -146,12 +144,10 @@ def test_metrics_reach_the_log_history_and_the_trainers_own_log_is_not_lost(
 def test_a_failure_of_ours_is_one_warning_and_training_goes_on(
     recorded: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mfu_monitor.callbacks.transformers_callback as adapter
-
     def broken(self: Any, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a bug of ours")
 
-    monkeypatch.setattr(adapter.Monitor, "begin_step", broken)
+    monkeypatch.setattr("mfu_monitor.callbacks.transformers_callback.Monitor.begin_step", broken)
     subject = trainer(tmp_path, MFUCallback())
     with pytest.warns(StageDisabledWarning, match="a bug of ours"):
         subject.train()
@@ -163,6 +159,8 @@ def test_training_gives_the_same_weights_bit_for_bit(recorded: list[Any], tmp_pa
     plain, measured = trainer(tmp_path), trainer(tmp_path, MFUCallback())
     plain.train()
     measured.train()
+    assert plain.model is not None
+    assert measured.model is not None
     for ours, theirs in zip(measured.model.state_dict().values(), plain.model.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
 
