@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfu_monitor.errors import MFUMonitorError
+from mfu_monitor.formulas.cost import OperatorCall
 from mfu_monitor.formulas.matmul import (
     contraction_flops,
     grouped_matmul_flops,
@@ -203,6 +204,38 @@ def test_grouped_mm_on_meta_counts_every_row() -> None:
     x, w = (torch.zeros(*s, dtype=torch.bfloat16, device="meta") for s in ((512, 64), (4, 64, 128)))
     offs = torch.zeros(4, dtype=torch.int32, device="meta")
     assert cost_of(torch.ops.aten._grouped_mm.default, x, w, offs, output=empty(512, 128)).flops == 8_388_608
+
+
+def price_by_name(name: str, arguments: dict[str, Any], output: Any) -> int:
+    """The FLOPs of an operator of a library that need not be installed."""
+    found = find_formula(name)
+    assert found is not None
+    return found(OperatorCall(name, arguments, output)).flops
+
+
+def test_transformers_loop_over_experts_counts_as_the_grouped_product() -> None:
+    arguments = {
+        "input": empty(512, 64),
+        "weight": empty(4, 64, 128),
+        "offs": torch.tensor([100, 200, 300, 512]),
+        "grad_output": empty(512, 128),
+    }
+    assert price_by_name("transformers::grouped_mm_fallback", arguments, empty(512, 128)) == 8_388_608
+    assert price_by_name("transformers::grouped_mm_fallback_backward", arguments, None) == 2 * 8_388_608
+
+
+def test_products_fused_with_collectives_count_this_rank_s_share() -> None:
+    # four ranks: 8 rows here, 32 gathered; the weight's columns are this rank's own
+    gathered = {"A": empty(8, 64), "Bs": [empty(64, 16), empty(64, 24)]}
+    results = (None, [empty(32, 16), empty(32, 24)])
+    assert price_by_name("symm_mem::fused_all_gather_matmul", gathered, results) == 2 * 32 * 64 * (16 + 24)
+    scattered = {"A": empty(32, 16), "B": empty(16, 64)}
+    assert price_by_name("symm_mem::fused_matmul_reduce_scatter", scattered, empty(8, 64)) == 2 * 32 * 16 * 64
+
+
+def test_bitsandbytes_kernels_count_their_logical_shape() -> None:
+    packed = {"A": empty(3, 64), "B": torch.zeros(64 * 128 // 2, 1, dtype=torch.uint8), "out": empty(3, 128)}
+    assert price_by_name("bitsandbytes::gemm_4bit", packed, ()) == 2 * 3 * 64 * 128
 
 
 # --- sparse -----------------------------------------------------------------------------------------------------------
