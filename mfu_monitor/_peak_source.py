@@ -35,9 +35,13 @@ class PeakSource:
         """The peak as far as it was asked for."""
         return self._peak
 
+    def is_resolved(self, precision: str | None) -> bool:
+        """True if ``for_precision`` will answer at once."""
+        return bool(self._asked) and (self._spec != "measure" or precision in self._asked)
+
     def for_precision(self, precision: str | None) -> DevicePeak | None:
         """The device's peak with a figure for this precision, where there is one; None if the device is not known."""
-        if not self._asked or (self._spec == "measure" and precision not in self._asked):
+        if not self.is_resolved(precision):
             self._asked.add(precision)
             self._peak = _merged(self._peak, self._resolve(precision))
         return self._peak

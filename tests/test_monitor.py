@@ -391,6 +391,18 @@ class TestPeak:
         assert torch.equal(torch.get_rng_state(), before)
         assert asked == [("measure", "cpu", "fp32")]
 
+    def test_the_time_of_measuring_is_in_no_window(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def measure(spec: Any, device: Any, precision: Any) -> mm.DevicePeak:
+            bench.clock.advance(60.0)
+            return mm.DevicePeak(device_name="cpu", flops_per_s_by_precision={precision: PEAK}, source="measured")
+
+        monkeypatch.setattr("mfu_monitor._peak_source.resolve_peak", measure)
+        monitor = bench.monitor(log_every_n_steps=3, peak="measure")
+        bench.run(monitor, 3)
+        assert monitor.reading is not None
+        assert monitor.reading.window.excluded_s == {"counted": approx(1.0), "peak": approx(60.0)}
+        assert monitor.reading.mfu == approx(0.6)
+
     def test_a_new_active_precision_is_measured_too(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, record: Any
     ) -> None:
@@ -498,7 +510,7 @@ class TestFailure:
             ("mfu_monitor.monitor.read_utilization", "reading"),
             ("mfu_monitor.monitor.metrics_of", "reading"),
             ("mfu_monitor.monitor.clock_for", "timing"),
-            ("mfu_monitor.monitor.RankExchange.join", "ranks"),
+            ("mfu_monitor._window_pipeline.RankExchange.join", "ranks"),
             ("mfu_monitor._peak_source.resolve_peak", "peak"),
         ],
     )
@@ -739,6 +751,15 @@ class TestTrainingIsUnchanged:
             monitored = _train(True, make)
         assert all(torch.equal(a, b) for a, b in zip(plain[0], monitored[0], strict=True))
         assert torch.equal(plain[3], monitored[3])
+
+    def test_probes_run_again_when_training_goes_on_after_the_end(self) -> None:
+        callbacks = len(gc.callbacks)
+        monitor = mm.Monitor(peak=1e12)
+        for _ in range(2):
+            with monitor.step(torch.zeros(2, 2)):
+                assert len(gc.callbacks) == callbacks + 1
+            monitor.close()
+            assert len(gc.callbacks) == callbacks
 
     @pytest.mark.parametrize("ending", ["end", "error", "dropped"])
     def test_nothing_stays_behind(self, ending: str) -> None:

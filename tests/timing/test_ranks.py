@@ -131,7 +131,7 @@ for step in range(20):
     with monitor.step(torch.zeros(4, 8, dtype=torch.long)):
         time.sleep(0.002 + 0.02 * rank)
     if case == "fails" and rank == 1 and step == 7:
-        monitor._windows.end_step = lambda **_: 1 / 0
+        monitor._windows.builder.end_step = lambda **_: 1 / 0
 monitor.close()
 print(json.dumps({"calls": len(calls), "readings": sink.readings}))
 dist.barrier()
