@@ -18,44 +18,50 @@ class ParameterCoverage:
 
     def __init__(self, model: nn.Module | None) -> None:
         named = [] if model is None else list(model.named_parameters())
-        self._names = {_address(p): clean_fqn(name) for name, p in named}
-        self._sizes = {_address(p): p.numel() for _, p in named}
+        self._sizes = {clean_fqn(name): p.numel() for name, p in named}
+        self._owner = {address: clean_fqn(name) for name, p in named for address in _addresses(p)}
+        """Parameter by the storages it is made of: one, or the local parts of a wrapper such as a DTensor."""
         self._touched: set[int] = set()
-        self._with_gradient: set[int] = set()
+        self._with_gradient: set[str] = set()
 
     def module_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the module that owns a parameter; None for any other tensor."""
-        name = self._names.get(_address(tensor))
+        name = self._owner.get(_address(tensor))
         return None if name is None else name.rpartition(".")[0]
 
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
         """An operator of the forward or backward pass used these tensors."""
-        if self._names:
+        if self._owner:
             self._touched.update(_address(t) for t in tensors)
 
     def saw_gradient(self, node: object) -> None:
         """The autograd engine accumulates a gradient; ``node`` is an ``AccumulateGrad`` or anything else."""
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
-            self._with_gradient.add(_address(variable))
+            owners = (self._owner.get(address) for address in _addresses(variable))
+            self._with_gradient.update(name for name in owners if name is not None)
 
     def cover(self, module: nn.Module) -> None:
         """A formula counted this module as a whole."""
-        self._touched.update(_address(p) for p in module.parameters())
+        for parameter in module.parameters():
+            self._touched.update(_addresses(parameter))
 
     def uncovered(self) -> tuple[UncoveredParameter, ...]:
         """Parameters with a gradient that nothing touched."""
         total = sum(self._sizes.values()) or 1
-        missing = (self._with_gradient & self._names.keys()) - self._touched
+        touched = {self._owner[address] for address in self._touched & self._owner.keys()}
         return tuple(
-            UncoveredParameter(
-                name=self._names[address],
-                numel=self._sizes[address],
-                share_of_parameters=self._sizes[address] / total,
-            )
-            for address in self._names
-            if address in missing
+            UncoveredParameter(name=name, numel=numel, share_of_parameters=numel / total)
+            for name, numel in self._sizes.items()
+            if name in self._with_gradient - touched
         )
+
+
+def _addresses(tensor: torch.Tensor) -> list[int]:
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        return [_address(tensor)]
+    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]
+    return [address for part in parts if isinstance(part, torch.Tensor) for address in _addresses(part)]
 
 
 def _address(tensor: torch.Tensor) -> int:

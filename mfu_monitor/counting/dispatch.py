@@ -67,9 +67,12 @@ def _must_decompose(func: Any) -> bool:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    except RuntimeError:  # TorchScript operators such as prim::device are not the dispatcher's
+        return False
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import checkpoint as _checkpoint
 
-__all__ = ["CallSite", "read_call_site"]
+__all__ = ["CallSite", "is_called_from", "read_call_site"]
 
 
 def _nested_code(function: Any, name: str) -> CodeType | None:
@@ -111,6 +111,16 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
     if in_backward and site.in_custom_backward and site.create_graph is None:
         site.create_graph = _blocked_backward_creates_graph()
     return site
+
+
+def is_called_from(file_name: str, *, depth: int = 1) -> bool:
+    """True when a function of a file of this name is on the stack."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(file_name):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _add_module(site: CallSite, frame: FrameType) -> None:

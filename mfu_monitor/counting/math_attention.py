@@ -8,12 +8,13 @@ masked work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.links import ForwardLink
@@ -21,6 +22,8 @@ from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.masks import attended_pairs_of_scores
 
 __all__ = ["MathAttention", "split_by_attended"]
+
+T = TypeVar("T")
 
 SOFTMAX = "aten::_safe_softmax"
 SCORE_STEPS = frozenset({"aten::add", "aten::add_", "aten::where", "aten::masked_fill", "aten::mul", "aten::div"})
@@ -35,6 +38,8 @@ class Product:
 
     entry: Entry
     link: ForwardLink
+    mask_share: Fraction | None = None
+    """Share of attended pairs of a mask that was added, where its layout is known without its contents."""
 
 
 def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
@@ -43,85 +48,82 @@ def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
     return OpCost(exact, palm_flops=cost.flops, masked_flops=cost.flops - exact, precision=cost.precision)
 
 
-class MathAttention:
-    """Follows storages from a batched product through mask and softmax to the next product.
-
-    Storages are remembered by address and forgotten as soon as another tensor takes the address over.
-    """
+class _ByStorage(Generic[T]):
+    """What is known of storages. A weak reference keeps a storage's address from being given to another one."""
 
     def __init__(self) -> None:
-        self._products: dict[int, Product] = {}
-        self._probabilities: dict[int, Fraction] = {}
-        self._lower_triangles: dict[int, Fraction] = {}
+        self._known: dict[int, tuple[StorageWeakRef, T]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def set(self, tensor: torch.Tensor, value: T) -> None:
+        reference = _reference(tensor)
+        if reference is not None:
+            self._known[reference.cdata] = (reference, value)
+
+    def get(self, tensor: torch.Tensor) -> T | None:
+        reference = _reference(tensor) if self._known else None
+        found = self._known.get(reference.cdata) if reference is not None else None
+        return None if found is None else found[1]
+
+    def first(self, tensors: Iterable[torch.Tensor]) -> T | None:
+        return next((value for t in tensors if (value := self.get(t)) is not None), None)
+
+
+class MathAttention:
+    """Follows storages from a batched product through mask and softmax to the next product."""
+
+    def __init__(self) -> None:
+        self._products: _ByStorage[Product] = _ByStorage()
+        self._probabilities: _ByStorage[Fraction] = _ByStorage()
+        self._lower_triangles: _ByStorage[Fraction] = _ByStorage()
         """Share of True in masks made by ``ones().tril()``: known also where there is no content (meta tensors)."""
 
-    def saw_product(self, product: Product, operands: Iterable[Any], output: Any) -> None:
-        """A batched product ran: remember its result, and price it if it takes attention probabilities."""
-        for operand in operands:
-            if isinstance(operand, torch.Tensor) and (share := self._probabilities.get(_address(operand))) is not None:
-                _price(product, share)
-                return
-        if isinstance(output, torch.Tensor):
-            self._products[_address(output)] = product
+    def saw_product(self, product: Product, operands: Sequence[torch.Tensor], output: torch.Tensor | None) -> None:
+        """A batched product ran: price it if it takes attention probabilities, else remember its result."""
+        share = self._probabilities.first(operands)
+        if share is not None:
+            _price(product, share)
+        elif output is not None:
+            self._products.set(output, product)
 
-    def saw_other(self, op: str, operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Any other operator ran: follow the chain, and forget addresses that were taken over."""
-        if not (self._products or self._probabilities or self._lower_triangles or op == "aten::tril"):
-            return
-        if op == SOFTMAX:
+    def saw_other(
+        self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], arguments: Sequence[Any] = ()
+    ) -> None:
+        """Any other operator ran: follow the chain from its operands to its outputs."""
+        if op == "aten::tril" and operands and outputs:
+            self._saw_lower_triangle(operands[0], outputs[0], arguments)
+        elif op == SOFTMAX:
             self._saw_softmax(operands[0], outputs[0])
-            return
-        inherited = self._inherit(op, operands)
-        sources = {_address(t) for t in operands}
+        elif op in SCORE_STEPS and (product := self._products.first(operands)) is not None:
+            self._follow(self._products, product, outputs)
+            if op in ("aten::add", "aten::add_"):
+                product.mask_share = self._lower_triangles.first(operands)
+        elif op in PROBABILITY_STEPS and (share := self._probabilities.first(operands)) is not None:
+            self._follow(self._probabilities, share, outputs)
+        elif op in MASK_STEPS and (share := self._lower_triangles.first(operands)) is not None:
+            self._follow(self._lower_triangles, share, outputs)
+
+    @staticmethod
+    def _follow(table: _ByStorage[T], value: T, outputs: Iterable[torch.Tensor]) -> None:
         for output in outputs:
-            address = _address(output)
-            if address in sources:
-                continue  # a view, or in place: the same storage goes on
-            self._forget(address)
-            if inherited is not None:
-                table, value = inherited
-                table[address] = value
+            table.set(output, value)
 
-    def _inherit(self, op: str, operands: list[torch.Tensor]) -> tuple[dict[int, Any], Any] | None:
-        if op == "aten::tril" and operands:
-            return self._lower_triangles, _lower_triangle_share(operands[0])
-        steps: tuple[tuple[frozenset[str], dict[int, Any]], ...] = (
-            (SCORE_STEPS, self._products),
-            (PROBABILITY_STEPS, self._probabilities),
-            (MASK_STEPS, self._lower_triangles),
-        )
-        for names, table in steps:
-            if op in names:
-                for operand in operands:
-                    if (value := table.get(_address(operand))) is not None:
-                        self._follow_mask(op, operands)
-                        return table, value
-        return None
-
-    def _follow_mask(self, op: str, operands: list[torch.Tensor]) -> None:
-        """Scores + mask: keep the mask's known share beside the scores, for tensors without content."""
-        if op not in ("aten::add", "aten::add_"):
-            return
-        shares = [s for t in operands if (s := self._lower_triangles.get(_address(t))) is not None]
-        product = next((p for t in operands if (p := self._products.get(_address(t))) is not None), None)
-        if shares and product is not None:
-            product.link.attended = shares[0]
+    def _saw_lower_triangle(self, square: torch.Tensor, kept: torch.Tensor, arguments: Sequence[Any]) -> None:
+        diagonal = arguments[1] if len(arguments) > 1 else 0
+        share = _lower_triangle_share(square)
+        if diagonal == 0 and share is not None:
+            self._lower_triangles.set(kept, share)
 
     def _saw_softmax(self, scores: torch.Tensor, probabilities: torch.Tensor) -> None:
-        product = self._products.pop(_address(scores), None)
-        known = product.link.attended if product is not None else None
+        product = self._products.get(scores)
         share = _attended_share(scores)
         if share is None:
-            share = known if known is not None else Fraction(1)
+            share = product.mask_share if product is not None and product.mask_share is not None else Fraction(1)
         if product is not None:
             _price(product, share)
-        self._forget(_address(probabilities))
-        self._probabilities[_address(probabilities)] = share
-
-    def _forget(self, address: int) -> None:
-        self._products.pop(address, None)
-        self._probabilities.pop(address, None)
-        self._lower_triangles.pop(address, None)
+        self._probabilities.set(probabilities, share)
 
 
 def _price(product: Product, share: Fraction) -> None:
@@ -130,7 +132,7 @@ def _price(product: Product, share: Fraction) -> None:
 
 
 def _attended_share(scores: torch.Tensor) -> Fraction | None:
-    if scores.numel() == 0:
+    if scores.is_nested or scores.numel() == 0:
         return None
     pairs = attended_pairs_of_scores(scores)
     return None if pairs is None else Fraction(pairs, scores.numel())
@@ -144,5 +146,8 @@ def _lower_triangle_share(square: torch.Tensor) -> Fraction | None:
     return Fraction(kept, rows * columns)
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _reference(tensor: torch.Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # sparse layouts have no storage, and are no scores
+        return None

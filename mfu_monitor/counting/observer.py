@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mfu_monitor.counting.compiled import CompiledCounter, RunSite
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.dispatch import operator_name
-from mfu_monitor.counting.frames import CallSite, read_call_site
+from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.graph_text import TextGraph
 from mfu_monitor.counting.inductor import CompiledGraphWatch, guards_notice_modes
 from mfu_monitor.counting.ledger import Entry, Ledger
@@ -22,7 +23,7 @@ from mfu_monitor.counting.opaque import OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.records import Phase, StepRecord
 from mfu_monitor.counting.scope import ModuleNames
-from mfu_monitor.formulas.cost import OpCost
+from mfu_monitor.formulas.cost import OpCost, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
 from mfu_monitor.formulas.registry import bind_call, find_formula, find_module_formula, is_ignored
 from mfu_monitor.formulas.traffic import bytes_accessed
@@ -84,6 +85,8 @@ class StepObserver:
     def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = operator_name(func)
         operands, outputs = list(_tensors((args, kwargs))), list(_tensors(output))
+        if _is_rehearsal(operands, outputs):
+            return
         in_backward = backward_is_running()
         if in_backward:
             self._note_backward()
@@ -112,9 +115,14 @@ class StepObserver:
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
         if found is None or link.is_opaque:
-            self._saw_quiet(entry, operands, outputs, is_known=link.is_opaque or is_ignored(name))
+            self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
             return
-        entry.cost = found(call)  # type: ignore[arg-type]
+        try:
+            entry.cost = found(call)  # type: ignore[arg-type]
+        except UncountableCallError as reason:
+            self.ledger.note(f"{name} ran and is not counted: {reason}")
+            self._saw_quiet(entry, args, operands, outputs, is_known=False)
+            return
         if entry.cost.note is not None:
             self.ledger.note(entry.cost.note)
         entry.precision = entry.cost.precision or _precision(name, operands)
@@ -176,11 +184,17 @@ class StepObserver:
         return forward.module_fqn
 
     def _saw_quiet(
-        self, entry: Entry, operands: list[torch.Tensor], outputs: list[torch.Tensor], *, is_known: bool
+        self,
+        entry: Entry,
+        args: tuple[Any, ...],
+        operands: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        *,
+        is_known: bool,
     ) -> None:
         if not is_known and any(t.is_floating_point() or t.is_complex() for t in (*operands, *outputs)):
             self.ledger.add_unsupported(entry.op, entry.module_fqn, entry.phase, entry.shapes)
-        self._math_attention.saw_other(entry.op, operands, outputs)
+        self._math_attention.saw_other(entry.op, operands, outputs, args)
         self.ledger.add_quiet(
             entry.op, entry.phase, entry.module_fqn, entry.shapes, entry.bytes_accessed, without_grad=entry.without_grad
         )
@@ -283,6 +297,12 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _first_shape(output: Any) -> Any:
     return next((t.shape for t in _tensors(output)), None)
+
+
+def _is_rehearsal(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    """DTensor runs an operator on fake tensors of the global shape once, to learn how its result is laid out."""
+    is_fake = any(isinstance(t, FakeTensor) for t in (*operands[:1], *outputs[:1]))
+    return is_fake and is_called_from("_sharding_prop.py", depth=OBSERVER_DEPTH)
 
 
 def _is_view(func: Any) -> bool:

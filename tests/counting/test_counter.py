@@ -357,3 +357,74 @@ def test_counting_draws_no_random_numbers_and_changes_no_bit():
     (plain, plain_state), (seen, seen_state) = run(False), run(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
     assert torch.equal(plain_state, seen_state)
+
+
+# --- what could not be seen ------------------------------------------------------------------------------------------
+
+
+class HiddenProduct(torch.autograd.Function):
+    """Computes outside of torch: the dispatcher sees nothing of it."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return torch.from_numpy(x.detach().numpy() @ w.detach().numpy())
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return torch.from_numpy(g.numpy() @ w.detach().numpy().T), torch.from_numpy(x.detach().numpy().T @ g.numpy())
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return HiddenProduct.apply(x, self.weight)
+
+
+def test_a_parameter_that_no_operator_touched_makes_a_lower_bound():
+    model = nn.ModuleDict({"seen": nn.Linear(8, 8, bias=False), "hidden": Hidden()})
+    x = torch.randn(4, 8)
+    with FlopCounter(model) as counter:
+        model["hidden"](model["seen"](x)).sum().backward()
+    (parameter,) = counter.record.uncovered_parameters
+    assert (parameter.name, parameter.numel, parameter.share_of_parameters) == ("hidden.weight", 64, 0.5)
+    assert counter.record.is_lower_bound
+    with FlopCounter(model) as counter:
+        model["seen"](x).sum().backward()
+    assert not counter.record.uncovered_parameters
+
+
+def hand_written_attention(q, k, v):
+    scores = q @ k.transpose(-2, -1)
+    mask = torch.ones(q.shape[-2:-1] + k.shape[-2:-1], device=q.device).tril()
+    scores = scores + torch.where(mask > 0, 0.0, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_hand_written_attention_is_its_dense_products(device):
+    q, k, v = (torch.randn(2, 3, 10, 8, device=device, requires_grad=True) for _ in range(3))
+    record = count(None, lambda: hand_written_attention(q, k, v).sum().backward())
+    assert record.model_flops == record.hardware_flops == 6 * (2 * 2 * 3 * 10 * 10 * 8)
+
+
+def test_a_freed_mask_leaves_no_trace_on_tensors_that_take_its_place():
+    """Attention on the math path between plain products, over and over: addresses are reused all the time."""
+    layer = nn.Linear(8, 8, bias=False)
+    x = torch.randn(2, 3, 10, 8, requires_grad=True)
+
+    def step():
+        y = x
+        for _ in range(20):
+            y = F.scaled_dot_product_attention(y, y, y, is_causal=True)
+            y = layer(y)
+        y.sum().backward()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        record = count(layer, step)
+    attention, linear = 6 * (2 * 2 * 3 * 55 * 8), 3 * (2 * 60 * 8 * 8)
+    assert record.model_flops == 20 * (attention + linear)
