@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError, read_integers
+from mfu_monitor.formulas.nested import is_strided_nested, nested_matmul_flops
 from mfu_monitor.formulas.registry import formula
 
 __all__ = ["contraction_flops", "matmul_flops", "sparse_matmul_flops", "trilinear_flops"]
@@ -56,6 +57,8 @@ def _addmm(call: OperatorCall) -> OpCost:
 
 @formula("aten::bmm")
 def _bmm(call: OperatorCall) -> OpCost:
+    if is_strided_nested(call["self"]):
+        return OpCost(nested_matmul_flops(call["self"], call["mat2"]))
     B, M, K = call["self"].shape
     N, is_complex = call["mat2"].shape[2], _is_complex(call["self"])
     if is_sparse(call["self"]):
@@ -96,6 +99,8 @@ def _addr(call: OperatorCall) -> OpCost:
 def _linear(call: OperatorCall) -> OpCost:
     weight = call["weight"]
     input = call["input"] if "input" in call.arguments else call["self"]
+    if is_strided_nested(input):
+        return OpCost(contraction_flops(input.numel(), weight.shape[0], is_complex=_is_complex(input)))
     if is_sparse(weight):
         rows = input.numel() // input.shape[-1]
         return OpCost(sparse_matmul_flops(stored_values(weight), rows, is_complex=_is_complex(input)))
@@ -105,6 +110,8 @@ def _linear(call: OperatorCall) -> OpCost:
 @formula("aten::matmul")
 def _matmul(call: OperatorCall) -> OpCost:
     left, right = call["self"], call["other"]
+    if is_strided_nested(left):
+        return OpCost(nested_matmul_flops(left, right))
     if is_sparse(left) or is_sparse(right):
         return OpCost(_matrix_product_flops(left, right))
     return OpCost(contraction_flops(call.result.numel(), left.shape[-1], is_complex=_is_complex(left)))
@@ -113,7 +120,8 @@ def _matmul(call: OperatorCall) -> OpCost:
 @formula("aten::linear_backward", "aten::mkldnn_linear_backward")
 def _linear_backward(call: OperatorCall) -> OpCost:
     # grad_input = grad @ W and grad_weight = grad^T @ x: each of the forward's size.
-    one = contraction_flops(call["grad_output"].numel(), call["self"].shape[-1], is_complex=_is_complex(call["self"]))
+    contraction = call["weight"].shape[-1]  # nested inputs have no shape to ask
+    one = contraction_flops(call["grad_output"].numel(), contraction, is_complex=_is_complex(call["self"]))
     return OpCost(one * sum(bool(wanted) for wanted in call["output_mask"][:2]))
 
 
@@ -129,6 +137,9 @@ def _linear_backward_weights(call: OperatorCall) -> OpCost:
 
 @formula("aten::matmul_backward")
 def _matmul_backward(call: OperatorCall) -> OpCost:
+    if is_strided_nested(call["self"]):
+        forward = nested_matmul_flops(call["self"], call["other"])
+        return OpCost(forward * sum(bool(wanted) for wanted in call["mask"]))
     one = contraction_flops(call["grad"].numel(), call["self"].shape[-1], is_complex=_is_complex(call["self"]))
     return OpCost(one * sum(bool(wanted) for wanted in call["mask"]))
 
