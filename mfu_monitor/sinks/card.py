@@ -136,7 +136,12 @@ def _peak(peak: DevicePeak | None, precision: str | None) -> str:
     flops_per_s = peak.flops_per_s_by_precision.get(precision) if precision else None
     if flops_per_s is None:
         return f"none at {precision or 'this precision'} (source: {peak.source or 'unknown'}, {density})"
-    return f"{flops_per_s / 1e12:,.4g} TFLOP/s {density} at {precision}, source: {peak.source or 'unknown'}"
+    return f"{_rate(flops_per_s)} {density} at {precision}, source: {peak.source or 'unknown'}"
+
+
+def _rate(flops_per_s: float) -> str:
+    scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    return f"{flops_per_s / scale:,.4g} {unit}"
 
 
 def _by_precision(record: StepRecord) -> list[str]:

@@ -55,6 +55,11 @@ def test_card_calls_a_sparse_peak_sparse() -> None:
     assert "1,979 TFLOP/s SPARSE" in text_card(RECORD, peak=sparse)
 
 
+def test_card_gives_a_small_peak_in_gflops_per_s() -> None:
+    laptop = DevicePeak(device_name="CPU", flops_per_s_by_precision={"bf16": 136.4e9}, source="measured")
+    assert "136.4 GFLOP/s dense at bf16, source: measured" in text_card(RECORD, peak=laptop)
+
+
 def test_card_says_what_to_do_without_a_peak_and_when_the_part_lacks_the_precision() -> None:
     assert 'peak="measure"' in text_card(RECORD)
     assert "none at bf16" in text_card(RECORD, peak=DevicePeak(device_name="V100", source="table"))
