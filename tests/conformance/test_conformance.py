@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.chain_matmul is deprecated.*"),
     pytest.mark.filterwarnings("ignore:.*Sparse .* tensor support is in beta state.*"),
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths.*"),
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN.*"),
 ]
 
 
@@ -34,15 +36,7 @@ def all_cases() -> tuple[Case, ...]:
 
 def runs(cases: tuple[Case, ...]) -> list[Any]:
     """One parameter set a row and device."""
-    return [
-        pytest.param(
-            case,
-            device,
-            id=f"{case.id}-{device}",
-        )
-        for case in cases
-        for device in case.devices
-    ]
+    return [pytest.param(case, device, id=f"{case.id}-{device}") for case in cases for device in case.devices]
 
 
 CASES = all_cases()
