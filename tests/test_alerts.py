@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfu_monitor.alerts import Alert, AlertConfig, AlertDetector, CauseShare
+from mfu_monitor.alerts.levels import robust_level, steadiness
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -82,15 +83,22 @@ def test_a_drop_is_told_once_within_a_few_windows_and_recovers_once() -> None:
     assert not detector.active
 
 
-@pytest.mark.parametrize("dip", [[0.20], [0.20, 0.05], [0.3, 0.3, 0.3]])
+@pytest.mark.parametrize("dip", [[0.20], [0.20, 0.05], [0.3, 0.3, 0.3], [0.02] * 5])
 def test_a_dip_of_a_few_windows_is_no_drop(dip: list[float]) -> None:
     """A2: one single window at 0.20; its neighbours, two and three."""
     assert feed(AlertDetector(), [*noisy(0.45, 100), *dip, *noisy(0.45, 100, seed=1)]) == []
 
 
+@pytest.mark.parametrize("later", [0.22, 0.045, 0.0045])
+def test_a_deep_drop_is_a_drop_and_no_recurring_dip(later: float) -> None:
+    [(index, alert)] = feed(AlertDetector(), [*noisy(0.45, 150), *[later] * 50])
+    assert index == 155
+    assert alert.message.startswith("MFU fell by")
+
+
 def test_the_message_says_what_was_seen_how_much_and_where() -> None:
     [(_, alert)] = feed(AlertDetector(QUIET), [0.45] * 30 + [0.36] * 6)
-    assert alert.message.startswith("MFU, 45.0% -> 36.0%, fell by 20% (steps 301-360). Cause: ")
+    assert alert.message.startswith("MFU fell by 20%: 45.0% -> 36.0% (steps 301-360). Cause: ")
     assert "Next: " in alert.message
 
 
@@ -264,7 +272,7 @@ def test_more_padding_is_a_loss_though_mfu_holds() -> None:
     assert [(c.name, c.before, c.after, c.share_of_loss) for c in alert.causes] == [
         ("padding", pytest.approx(0.10), pytest.approx(0.40), pytest.approx(1.0))
     ]
-    assert "MFU stays (45.0% -> 45.0%), but useful work" in alert.message
+    assert "40.5% -> 27.0% of the peak, while MFU itself stays (45.0% -> 45.0%)" in alert.message
 
 
 def test_another_precision_is_a_change() -> None:
@@ -302,7 +310,7 @@ def test_without_a_peak_the_model_flops_per_second_are_followed() -> None:
     assert kinds(notices) == ["drop"]
     assert notices[0][1].mfu is None
     assert notices[0][1].loss == pytest.approx(0.20)
-    assert notices[0][1].message.startswith("Model flops per second, 4.500e+13 -> 3.600e+13, fell by 20%")
+    assert notices[0][1].message.startswith("Model FLOP/s fell by 20%: 4.500e+13 -> 3.600e+13")
 
 
 # Recompiling.
@@ -403,6 +411,24 @@ def test_no_series_of_readings_makes_it_raise(levels: list[float | None], rng: r
         )
         detector.update(UtilizationReading(window=window, mfu=mfu))
     json.dumps(detector.state_dict())
+
+
+# Levels.
+
+
+def test_the_level_is_the_median_and_its_noise_the_scaled_deviation() -> None:
+    level = robust_level([0.40, 0.41, 0.39, 0.42, 0.38, 0.01])
+    assert level.median == pytest.approx(0.395)
+    # Deviations 0.005, 0.015, 0.005, 0.025, 0.015, 0.385: their median is 0.015.
+    assert level.noise == pytest.approx(1.4826 * 0.015 / 0.395)
+
+
+def test_steadiness_leaves_three_dips_out_and_counts_the_rest_by_time() -> None:
+    """Windows at a quarter of the level cost three windows' time each; two in a row are one dip."""
+    dips = [0.4] * 4 + [0.1]
+    assert steadiness(dips * 3, 0.3) == 1.0
+    assert steadiness(dips * 5, 0.3) == pytest.approx(25 / (25 + 2 * 3))
+    assert steadiness([*dips * 3, *[0.4] * 4, 0.1, 0.1], 0.3) == pytest.approx(21 / (21 + 3))
 
 
 # Configuration.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mfu_monitor.alerts.causes import attribute_loss
@@ -17,17 +17,31 @@ from mfu_monitor.alerts.levels import (
     recovery_boundary,
     robust_level,
     sag_boundary,
-    time_level,
+    steadiness,
     weak_boundary,
 )
 from mfu_monitor.alerts.messages import change_message, drop_message, floor_message, recovery_message
-from mfu_monitor.alerts.records import Alert
+from mfu_monitor.alerts.records import Alert, CauseShare
 from mfu_monitor.alerts.state import BestLevel, DetectorState, Incident
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["AlertDetector"]
 
 _STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """A level that fell, and what it takes to recover."""
+
+    detail: str
+    """``"drop"``, ``"sag"``, ``"recurring"`` or ``"floor"``."""
+    before: WindowFigures | None
+    windows: Sequence[WindowFigures]
+    loss: float | None
+    recover_above: float
+    recover_windows: int
+    slow_below: float | None = None
 
 
 class AlertDetector:
@@ -109,8 +123,12 @@ class AlertDetector:
             state.history.append(figures)
         else:
             self._sort(figures, level)
-        alert = self._recovery() or self._drop(level) or self._sag(level) or self._recurring(level) or self._floor()
-        return (alert,) if alert else ()
+        if recovery := self._recovery():
+            return (recovery,)
+        # Every long level is looked at, also in the cooldown: it learns its best.
+        findings = (self._drop(level), self._sag(level), self._recurring(level), self._floor())
+        finding = next((found for found in findings if found is not None), None)
+        return (self._open(finding),) if finding is not None and not state.quiet else ()
 
     def _baseline(self) -> Level | None:
         history = self._state.history
@@ -130,133 +148,141 @@ class AlertDetector:
             state.pending.clear()
         del state.history[: -config.baseline_windows]
 
-    # The five notices.
+    # What can be found: each returns it, or None.
 
-    def _drop(self, level: Level | None) -> Alert | None:
+    def _drop(self, level: Level | None) -> _Finding | None:
         state, config = self._state, self.config
         low = state.pending[-config.sustain :]
-        if level is None or state.quiet or len(low) < config.sustain:
+        if level is None or len(low) < config.sustain:
             return None
         if statistics.median(window.signal for window in low) >= drop_boundary(level, config):
             return None
         weak = weak_boundary(level, config)
         healthy = [window for window in state.history if window.signal >= weak]
-        return self._open("drop", "drop", mean_figures(healthy), state.pending, level.median, 2 * config.sustain)
+        return _Finding(
+            detail="drop",
+            before=mean_figures(healthy),
+            windows=low,  # the run may have begun with windows that were low for another reason
+            loss=1 - _median(low) / level.median,
+            recover_above=recovery_boundary(level.median, config),
+            recover_windows=2 * config.sustain,
+        )
 
-    def _sag(self, level: Level | None) -> Alert | None:
+    def _sag(self, level: Level | None) -> _Finding | None:
         state, config = self._state, self.config
         if level is None or len(state.recent) < config.long_windows:
             return None
         windows = state.recent[-config.long_windows :]
-        median = statistics.median(window.signal for window in windows)
-        best = state.best_median
+        median, best = _median(windows), state.best_median
         if best is None or median > best.level:
             state.best_median = BestLevel(level=median, figures=mean_figures(windows))
             return None
-        if state.quiet or median >= sag_boundary(best.level, level, config):
+        if median >= sag_boundary(best.level, level, config):
             return None
-        return self._open("sag", "sag", best.figures, windows, best.level, config.long_windows)
+        return _Finding(
+            detail="sag",
+            before=best.figures,
+            windows=windows,
+            loss=1 - median / best.level,
+            recover_above=recovery_boundary(best.level, config),
+            recover_windows=config.long_windows,
+        )
 
-    def _recurring(self, level: Level | None) -> Alert | None:
+    def _recurring(self, level: Level | None) -> _Finding | None:
         state, config = self._state, self.config
         if level is None or len(state.recent) < 2 * config.long_windows:
             return None
-        share = _steadiness(state.recent)
-        best = state.best_time
+        slow_below = drop_boundary(level, config)
+        share, best = steadiness([w.signal for w in state.recent], slow_below), state.best_steadiness
         if best is None or share > best.level:
-            state.best_time = BestLevel(level=share, figures=mean_figures(state.recent))
+            state.best_steadiness = BestLevel(level=share, figures=mean_figures(state.recent))
             return None
-        if state.quiet or share >= best.level * (1 - config.drop):
+        if share >= best.level * (1 - config.drop):
             return None
-        return self._open("drop", "recurring", best.figures, state.recent, best.level, 2 * config.long_windows)
+        return _Finding(
+            detail="recurring",
+            before=best.figures,
+            windows=state.recent,
+            loss=1 - share / best.level,
+            recover_above=recovery_boundary(best.level, config),
+            recover_windows=2 * config.long_windows,
+            slow_below=slow_below,
+        )
 
-    def _floor(self) -> Alert | None:
+    def _floor(self) -> _Finding | None:
         state, config = self._state, self.config
-        low = [window.mfu for window in state.recent[-config.sustain :] if window.mfu is not None]
-        if config.floor is None or state.incident or state.quiet or len(low) < config.sustain:
+        windows = state.recent[-config.sustain :]
+        low = [window.mfu for window in windows if window.mfu is not None]
+        if config.floor is None or state.incident or len(low) < config.sustain or max(low) >= config.floor:
             return None
-        if max(low) >= config.floor:
-            return None
-        after = mean_figures(state.recent[-config.sustain :])
-        message = floor_message(config.floor, after, ())
-        reference = config.floor * (1 + config.drop) * after.signal / (after.mfu or after.signal)
-        return self._start("floor", message, None, after, reference, 2 * config.sustain)
+        after = mean_figures(windows)
+        signal_per_mfu = after.signal / (after.mfu or after.signal)
+        return _Finding(
+            detail="floor",
+            before=None,
+            windows=windows,
+            loss=None,
+            recover_above=recovery_boundary(config.floor * (1 + config.drop) * signal_per_mfu, config),
+            recover_windows=2 * config.sustain,
+        )
+
+    # From a finding to an alert, and the end of its incident.
+
+    def _open(self, finding: _Finding) -> Alert:
+        state, config = self._state, self.config
+        after, number = mean_figures(finding.windows), state.incidents + 1
+        causes = attribute_loss(finding.before, after) if finding.before is not None else ()
+        # A further drop keeps the level, and the baseline, to which the run has to come back.
+        incident = state.incident or Incident(
+            number=number,
+            kind=finding.detail,
+            step=after.step,
+            recover_above=finding.recover_above,
+            windows=finding.recover_windows,
+            slow_below=finding.slow_below,
+            healthy=list(state.history) if finding.detail == "drop" else [],
+        )
+        history = list(finding.windows) if finding.detail == "drop" else state.history
+        self._state = DetectorState(quiet=config.cooldown, incidents=number, history=history, incident=incident)
+        return Alert(
+            kind="drop" if finding.detail == "recurring" else finding.detail,
+            step=after.step,
+            first_step=after.first_step,
+            mfu=after.mfu,
+            baseline=finding.before.mfu if finding.before is not None else None,
+            message=self._message(finding, after, causes),
+            causes=causes,
+            loss=finding.loss,
+            incident=number,
+        )
+
+    def _message(self, finding: _Finding, after: WindowFigures, causes: Sequence[CauseShare]) -> str:
+        if finding.before is None or finding.loss is None:
+            return floor_message(self.config.floor or 0.0, after)
+        return drop_message(finding.detail, finding.before, after, finding.loss, causes)
 
     def _recovery(self) -> Alert | None:
         state, incident = self._state, self._state.incident
         if incident is None or len(state.recent) < incident.windows:
             return None
         windows = state.recent[-incident.windows :]
-        if not _level_of(incident.kind, windows) >= incident.recover_above:
+        signals = [window.signal for window in windows]
+        is_recurring = incident.kind == "recurring"
+        level = steadiness(signals, incident.slow_below or 0.0) if is_recurring else statistics.median(signals)
+        if level < incident.recover_above:
             return None
         after = mean_figures(windows[len(windows) // 2 :])
-        alert = Alert(
+        baseline = mean_figures(incident.healthy).mfu if incident.healthy else None
+        history = incident.healthy or state.history
+        self._state = DetectorState(quiet=self.config.cooldown, incidents=state.incidents, history=history)
+        return Alert(
             kind="recovery",
             step=after.step,
             first_step=after.first_step,
             mfu=after.mfu,
-            baseline=_mfu_of(incident.healthy),
-            message=recovery_message(incident.step, after, _mfu_of(incident.healthy)),
-            incident=incident.number,
-        )
-        self._state = DetectorState(
-            ignore=0, quiet=self.config.cooldown, incidents=state.incidents, history=incident.healthy or windows
-        )
-        return alert
-
-    # Opening an incident.
-
-    def _open(
-        self,
-        kind: str,
-        detail: str,
-        before: WindowFigures,
-        windows: Sequence[WindowFigures],
-        reference: float,
-        recover_windows: int,
-    ) -> Alert:
-        after = mean_figures(windows)
-        causes = attribute_loss(before, after)
-        loss = 1 - _level_of(detail, windows) / reference
-        message = drop_message(detail, before, after, loss, causes)
-        alert = self._start(detail, message, before, after, reference, recover_windows)
-        return dataclasses.replace(alert, kind=kind, causes=causes, loss=loss)
-
-    def _start(
-        self,
-        kind: str,
-        message: str,
-        before: WindowFigures | None,
-        after: WindowFigures,
-        reference: float,
-        recover_windows: int,
-    ) -> Alert:
-        state, config = self._state, self.config
-        number = state.incidents + 1
-        first = state.incident
-        # A further drop keeps the level, and the baseline, to which the run has to come back.
-        incident = first or Incident(
-            number=number,
-            kind=kind,
-            step=after.step,
-            reference=reference,
-            recover_above=recovery_boundary(reference, config),
-            windows=recover_windows,
-            healthy=list(state.history) if kind == "drop" else [],
-        )
-        history = list(state.pending) if kind == "drop" else list(state.recent[-config.sustain :])
-        self._state = DetectorState(
-            ignore=0, quiet=config.cooldown, incidents=number, history=history, incident=incident
-        )
-        baseline = before.mfu if before is not None else None
-        return Alert(
-            kind=kind,
-            step=after.step,
-            first_step=after.first_step,
-            mfu=after.mfu,
             baseline=baseline,
-            message=message,
-            incident=number,
+            message=recovery_message(incident.step, after, baseline),
+            incident=incident.number,
         )
 
     # Another kind of step.
@@ -273,7 +299,6 @@ class AlertDetector:
         closed = state.incident.step if state.incident else None
         told = bool(causes) and state.quiet_change == 0
         self._state = DetectorState(
-            ignore=0,
             quiet=state.quiet,
             quiet_change=config.cooldown if told else state.quiet_change,
             incidents=state.incidents,
@@ -295,16 +320,5 @@ class AlertDetector:
         )
 
 
-def _level_of(kind: str, windows: Sequence[WindowFigures]) -> float:
-    return _steadiness(windows) if kind == "recurring" else statistics.median(window.signal for window in windows)
-
-
-def _steadiness(windows: Sequence[WindowFigures]) -> float:
-    """The level by time over the median level: 1 where no window is slow, whatever the level is."""
-    signals = [window.signal for window in windows]
-    return time_level(signals) / statistics.median(signals)
-
-
-def _mfu_of(windows: Sequence[WindowFigures]) -> float | None:
-    known = [window.mfu for window in windows if window.mfu is not None]
-    return statistics.median(known) if known else None
+def _median(windows: Sequence[WindowFigures]) -> float:
+    return statistics.median(window.signal for window in windows)

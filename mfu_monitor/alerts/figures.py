@@ -132,24 +132,31 @@ def figures_of(reading: UtilizationReading, last: WindowFigures | None = None) -
 
 
 def mean_figures(windows: Sequence[WindowFigures]) -> WindowFigures:
-    """Several windows as one: means weighted by steps, over those that know the figure. Needs at least one window."""
+    """Several windows as one: means over those that know the figure. Needs at least one window.
+
+    Figures per step are weighted by steps; rates (``mfu``, ``signal``) by time, which is all FLOPs over all seconds.
+    """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(WindowFigures):
-        known = [(getattr(w, field.name), w.steps) for w in windows if getattr(w, field.name) is not None]
+        known = [(v, _weight(field.name, w)) for w in windows if (v := getattr(w, field.name)) is not None]
         values[field.name] = _mean(field.name, known) if known else None
     first, last = windows[0], windows[-1]
     return WindowFigures(**values | {"first_step": first.first_step, "step": last.step, "label": last.label})
 
 
-def _mean(name: str, known: list[tuple[Any, int]]) -> Any:
+def _weight(name: str, window: WindowFigures) -> float:
+    return window.steps * window.step_s if name in ("mfu", "signal") else window.steps
+
+
+def _mean(name: str, known: list[tuple[Any, float]]) -> Any:
     if name == "steps":
-        return sum(steps for _, steps in known)
+        return sum(steps for steps, _ in known)
     if name in ("slowest_rank", "throttle_reasons", "label"):
         return _commonest(name, known)
-    return sum(value * steps for value, steps in known) / sum(steps for _, steps in known)
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known)
 
 
-def _commonest(name: str, known: list[tuple[Any, int]]) -> Any:
+def _commonest(name: str, known: list[tuple[Any, float]]) -> Any:
     if name != "throttle_reasons":
         return Counter(value for value, _ in known).most_common(1)[0][0]
     counts = Counter(reason for reasons, _ in known for reason in reasons)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from mfu_monitor.alerts.config import AlertConfig
 
-__all__ = ["Level", "drop_boundary", "recovery_boundary", "robust_level", "sag_boundary", "time_level", "weak_boundary"]
+__all__ = ["Level", "drop_boundary", "recovery_boundary", "robust_level", "sag_boundary", "steadiness", "weak_boundary"]
 
 _MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal series over its median absolute deviation: 1 / Phi^-1(3/4)."""
 _MEDIAN_EFFICIENCY = 1.2533
 """Standard error of a median over that of a mean, for a normal series: sqrt(pi / 2)."""
+_LONE_DIPS = 3
+"""Runs of slow windows that are no pattern yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,25 @@ def robust_level(signals: Sequence[float]) -> Level:
     return Level(median, _MAD_TO_SIGMA * deviation / median)
 
 
-def time_level(signals: Sequence[float]) -> float:
-    """The level by time (harmonic mean) without the slowest 4% of windows.
+def steadiness(signals: Sequence[float], slow_below: float) -> float:
+    """Time of the windows without what recurring slow ones cost, over their time: 1 where nothing recurs.
 
-    A median does not see one slow window in ten, and a mean of MFU sees too little of it: half of the time may go
-    there.
-    The trimming keeps a few lone spikes out.
+    A median does not see one slow window in ten, though half of the time may go there. The costliest ``_LONE_DIPS``
+    runs of slow windows are left out: lone stalls do not recur, and a drop that begins now is one run.
+
+    Args:
+        signals: the level of each window, in order.
+        slow_below: a window below it is slow.
     """
-    times = sorted(1 / signal for signal in signals)
-    kept = times[: max(1, len(times) - math.ceil(0.04 * len(times)))]
-    return len(kept) / sum(kept)
+    median = statistics.median(signals)
+    costs, is_slow = [], False
+    for signal in signals:
+        if signal < slow_below:
+            costs += [0.0] if not is_slow else []
+            costs[-1] += median / signal - 1
+        is_slow = signal < slow_below
+    recurring = sum(sorted(costs)[:-_LONE_DIPS])
+    return len(signals) / (len(signals) + recurring)
 
 
 def weak_boundary(level: Level, config: AlertConfig) -> float:

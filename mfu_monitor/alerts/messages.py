@@ -18,15 +18,23 @@ _LEAST_NAMED_SHARE = 0.05
 def drop_message(
     kind: str, before: WindowFigures, after: WindowFigures, loss: float, causes: Sequence[CauseShare]
 ) -> str:
-    """A drop or a sag, with its causes."""
-    verb = {"drop": "fell", "sag": "sagged slowly", "recurring": "is lost to slow windows that keep coming back:"}[kind]
-    return f"{_what(before, after)} {verb} by {loss:.0%} (steps {_steps(after)}).{_because(causes)}"
+    """A drop, a sag or slow windows that recur, with the causes."""
+    name, levels = _signal(before, after)
+    seen = {
+        "drop": f"{name} fell by {loss:.0%}: {levels}",
+        "sag": f"{name} sagged slowly by {loss:.0%}: {levels}",
+        "recurring": f"Slow windows keep coming back and cost {loss:.0%} of the time: {name} {levels}",
+    }[kind]
+    return f"{seen} (steps {_steps(after)}).{_because(causes)}"
 
 
-def floor_message(floor: float, after: WindowFigures, causes: Sequence[CauseShare]) -> str:
+def floor_message(floor: float, after: WindowFigures) -> str:
     """A level below the absolute floor."""
     mfu = f"{after.mfu:.1%}" if after.mfu is not None else "unknown"
-    return f"MFU {mfu} is below the floor of {floor:.1%} (steps {_steps(after)}).{_because(causes)}"
+    return (
+        f"MFU {mfu} is below the floor of {floor:.1%} (steps {_steps(after)}). No drop led to it, so there is no cause "
+        "to name. Next: see where the step's time goes (step_time/*), or lower the floor if the model reaches no more."
+    )
 
 
 def recovery_message(opened_step: int, after: WindowFigures, baseline: float | None) -> str:
@@ -60,19 +68,20 @@ def describe_cause(cause: CauseShare) -> str:
     return f"{cause.description}, {_number(cause.before)} -> {_number(cause.after)} {cause.unit}"
 
 
-def _what(before: WindowFigures, after: WindowFigures) -> str:
-    """Which figure fell, from what to what."""
-    name = before.label[0]
-    if name != "mfu" or before.mfu is None or after.mfu is None:
-        words = "Useful throughput" if name == "mfu" else str(name).replace("_per_s", " per second").replace("_", " ")
-        return f"{words[0].upper()}{words[1:]}, {_number(before.signal)} -> {_number(after.signal)},"
+def _signal(before: WindowFigures, after: WindowFigures) -> tuple[str, str]:
+    """Which figure fell, and from what to what."""
+    name = str(before.label[0])
+    if name != "mfu":
+        words = {"model_flops_per_s": "Model FLOP/s", "tokens_per_s": "Tokens per second"}[name]
+        return words, f"{_number(before.signal)} -> {_number(after.signal)}"
+    if before.mfu is None or after.mfu is None:
+        return "Useful work (time not spent compiling)", f"{before.signal:.1%} -> {after.signal:.1%} of the peak"
+    levels = f"{before.mfu:.1%} -> {after.mfu:.1%}"
     if after.mfu / before.mfu > 0.5 + 0.5 * after.signal / before.signal:
         # Most of the loss is not in the windows' MFU but beside it.
-        return (
-            f"MFU stays ({before.mfu:.1%} -> {after.mfu:.1%}), but useful work (tokens that are not padding, "
-            "time not spent compiling)"
-        )
-    return f"MFU, {before.mfu:.1%} -> {after.mfu:.1%},"
+        useful = f"{before.signal:.1%} -> {after.signal:.1%} of the peak, while MFU itself stays ({levels})"
+        return "Useful work (tokens that are not padding, time not spent compiling)", useful
+    return "MFU", levels
 
 
 def _because(causes: Sequence[CauseShare]) -> str:

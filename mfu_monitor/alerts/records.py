@@ -40,8 +40,8 @@ class CauseShare:
 class Alert:
     """One notice: ``kind`` is ``"drop"``, ``"floor"``, ``"sag"``, ``"recovery"`` or ``"change"``.
 
-    ``mfu`` and ``baseline`` are the MFU of the incident's windows and of the windows it is compared with (medians);
-    None where the device's peak is not known: detection then follows model FLOP/s. ``causes`` come largest first.
+    ``mfu`` and ``baseline`` are the MFU of the incident's windows and of the windows that they are compared with; None
+    where the device's peak is not known: detection then follows model FLOP/s. ``causes`` come largest first.
     """
 
     kind: str

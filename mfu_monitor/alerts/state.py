@@ -20,13 +20,13 @@ class Incident:
     kind: str
     """``"drop"``, ``"sag"``, ``"recurring"`` or ``"floor"``: how its level is measured."""
     step: int
-    reference: float
-    """The level before it."""
     recover_above: float
+    slow_below: float | None
+    """For ``"recurring"``: a window below it is slow."""
     windows: int
     """How many windows together must come back above ``recover_above``."""
     healthy: list[WindowFigures]
-    """The baseline as it was, taken up again after the recovery."""
+    """After a drop: the baseline as it was, taken up again after the recovery."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class DetectorState:
     recent: list[WindowFigures] = field(default_factory=list)
     """Every window of the present level, for the long levels."""
     best_median: BestLevel | None = None
-    best_time: BestLevel | None = None
+    best_steadiness: BestLevel | None = None
     incident: Incident | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class DetectorState:
         """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         restored = {name: _restored(value) for name, value in values.items() if name in names}
-        for name, record in (("best_median", BestLevel), ("best_time", BestLevel), ("incident", Incident)):
+        for name, record in (("best_median", BestLevel), ("best_steadiness", BestLevel), ("incident", Incident)):
             if restored.get(name) is not None:
                 restored[name] = record(**{key: _restored(value) for key, value in restored[name].items()})
         return cls(**restored)

@@ -1,0 +1,138 @@
+"""How well alerts detect and name: synthetic series with known truth, and faults injected into real Lightning runs.
+
+Run with ``make bench-alerts``; the figures of docs/alerts.md come from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mfu_monitor.alerts import Alert, AlertConfig, AlertDetector
+from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.utilization import UtilizationReading
+
+PEAK = 1e14
+FLOPS_PER_STEP = 10**12
+STEPS = 10
+
+
+def reading(index: int, mfu: float) -> UtilizationReading:
+    """One window of a synthetic series: ten steps, with parts of the step in fixed proportion."""
+    elapsed_s = STEPS * FLOPS_PER_STEP / (mfu * PEAK)
+    parts = {"data_wait_s": 0.02, "forward_s": 0.3, "backward_s": 0.6, "optimizer_s": 0.05, "other_s": 0.03}
+    seconds: dict[str, Any] = {name: share * elapsed_s for name, share in parts.items()}
+    window = StepWindow(
+        first_step=index * STEPS + 1,
+        last_step=index * STEPS + STEPS,
+        steps=STEPS,
+        elapsed_s=elapsed_s,
+        wall_s=elapsed_s,
+        model_flops=STEPS * FLOPS_PER_STEP,
+        hardware_flops=STEPS * FLOPS_PER_STEP,
+        **seconds,
+    )
+    return UtilizationReading(window=window, mfu=mfu, precision="bf16", peak_flops_per_s=PEAK)
+
+
+def healthy_series(rng: random.Random, windows: int) -> Iterator[float]:
+    """MFU with noise (0.5% to 2.5%), lone spikes (1% of windows, 20% to 70% deep) and periodic dips.
+
+    Dips last one or two windows, are 15% to 60% deep and come every 30 to 120 windows: an epoch's start.
+    """
+    level, sigma = rng.uniform(0.1, 0.6), rng.uniform(0.005, 0.025)
+    period, length, depth = rng.randint(30, 120), rng.randint(1, 2), rng.uniform(0.15, 0.6)
+    phase = rng.randrange(period)
+    for index in range(windows):
+        mfu = level * (1 + rng.gauss(0.0, sigma))
+        if rng.random() < 0.01:
+            mfu *= 1 - rng.uniform(0.2, 0.7)
+        if (index + phase) % period < length:
+            mfu *= 1 - depth
+        yield mfu
+
+
+def notices(series: Iterable[float]) -> list[tuple[int, Alert]]:
+    """What the detector says, each with the window that led to it."""
+    detector = AlertDetector()
+    return [(index, alert) for index, mfu in enumerate(series) for alert in detector.update(reading(index, mfu))]
+
+
+def false_alerts(series: int, windows: int, seed: int) -> int:
+    rng = random.Random(seed)
+    return sum(len(notices(healthy_series(rng, windows))) for _ in range(series))
+
+
+def step_drop_delays(series: int, seed: int) -> list[int | None]:
+    """Windows from a 10% step drop to its alert; None where there was none, or one before the drop."""
+    rng, delays = random.Random(seed), []
+    for _ in range(series):
+        at = rng.randrange(60, 300)
+        levels = [mfu * (0.9 if index >= at else 1.0) for index, mfu in enumerate(healthy_series(rng, at + 100))]
+        found = [index for index, alert in notices(levels) if alert.kind == "drop"]
+        delays.append(found[0] - at + 1 if found and found[0] >= at else None)
+    return delays
+
+
+def sag_kinds(series: int, windows: int, seed: int) -> list[tuple[str, ...]]:
+    """Kinds of all alerts over a linear sag of 10% in so many windows, and 300 windows after it."""
+    rng, kinds = random.Random(seed), []
+    for _ in range(series):
+        levels = healthy_series(rng, windows + 400)
+        sagging = [mfu * (1 - 0.1 * min(1.0, max(0.0, (k - 100) / windows))) for k, mfu in enumerate(levels)]
+        kinds.append(tuple(alert.kind for _, alert in notices(sagging)))
+    return kinds
+
+
+def report_synthetic(console: Console, series: int, seed: int) -> bool:
+    """Print the acceptance figures; whether all hold."""
+    start_s = time.perf_counter()
+    false = false_alerts(series, 2000, seed)
+    update_s = (time.perf_counter() - start_s) / (series * 2000)
+    delays = step_drop_delays(series, seed + 1)
+    limit = AlertConfig().sustain + 2
+    found = sum(delay is not None and delay <= limit for delay in delays) / series
+    known = [delay for delay in delays if delay is not None]
+    table = Table(title=f"Synthetic series, seed {seed}")
+    for column in ("claim", "measured", "wanted"):
+        table.add_column(column)
+    table.add_row(f"false alerts in {series} healthy series of 2,000 windows", str(false), "at most 1")
+    table.add_row(f"10% step drop told within sustain + 2 = {limit} windows", f"{found:.1%}", "99%")
+    table.add_row("median and longest delay of a step drop", f"{statistics.median(known):g}, {max(known)} windows", "")
+    holds = false <= 1 and found >= 0.99
+    for windows in (200, 2000):
+        kinds = sag_kinds(max(1, series // 5), windows, seed + 2)
+        once = sum(kind == ("sag",) for kind in kinds) / len(kinds)
+        holds &= once >= 0.99
+        table.add_row(f"linear 10% sag over {windows} windows told once, as a sag", f"{once:.1%}", "once")
+    table.add_row("time of one update", f"{update_s * 1e6:.0f} us", "")
+    console.print(table)
+    return holds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--series", type=int, default=1000, help="synthetic series; 0 leaves them out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help="injected faults by name; none: leave them out")
+    parser.add_argument("--attempts", type=int, default=3, help="runs of a fault until it is named right")
+    options = parser.parse_args(arguments)
+    console = Console(width=150)
+    holds = report_synthetic(console, options.series, options.seed) if options.series else True
+    if options.only is None or options.only:
+        from injected_faults import report_injected
+
+        holds &= report_injected(console, options.only, options.attempts)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
