@@ -13,7 +13,8 @@ __all__ = ["Event", "Sink"]
 class Event:
     """One thing to tell: a reading, a counted record, a diagnosis, an alert or a text card.
 
-    ``kind`` is one of ``"reading"``, ``"record"``, ``"diagnosis"``, ``"alert"``, ``"card"``, ``"run"``.
+    ``kind`` is one of ``"reading"``, ``"record"``, ``"diagnosis"``, ``"alert"``, ``"card"``, ``"run"``,
+    ``"outlook"`` (the waterfall and its advice).
     """
 
     kind: str
@@ -25,6 +26,8 @@ class Event:
     text: str = ""
     """Markdown for people (text cards, diagnoses, alerts)."""
     title: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Pictures by tag: matplotlib figures, for sinks that show them."""
 
 
 class Sink(Protocol):

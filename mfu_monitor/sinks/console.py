@@ -45,7 +45,7 @@ def format_reading(values: Mapping[str, Any]) -> str:
         values: what ``UtilizationReading.to_dict()`` gives.
 
     Returns:
-        For example ``mfu-monitor steps 11-20: MFU 38.1%  HFU 42.0%  51,200 tokens/s  0.160 s/step``. An unknown figure
+        For example ``mfu-monitor steps 11-20: MFU 38.1%  HFU 42%  51,200 tokens/s  0.160 s/step``. An unknown figure
         is left out; an unknown MFU is replaced by the reason.
     """
     window = values["window"]
@@ -58,7 +58,7 @@ def format_reading(values: Mapping[str, Any]) -> str:
 
 
 def _fractions(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name.upper()} {values[name]:.1%}" for name in ("mfu", "hfu") if values.get(name) is not None]
+    return [f"{name.upper()} {100 * values[name]:.3g}%" for name in ("mfu", "hfu") if values.get(name) is not None]
 
 
 def _rates(values: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,8 @@ class TensorBoardSink:
         if self._scalars:
             for name, value in event.metrics.items():
                 self._experiment.add_scalar(name, value, event.step)
+        for tag, figure in event.figures.items():
+            self._experiment.add_figure(tag, figure, event.step)
         self._write_text(event)
         self._write_text(self._cards.take(event))
 

@@ -344,3 +344,26 @@ def test_nothing_of_ours_is_left_after_training_an_exception_or_ctrl_c(
     assert traces(measured) == expected
     assert our_owners == owners
     assert list(measured.state_dict()) == list(module.state_dict())
+
+
+def test_manual_optimization_with_two_optimizers_counts_what_each_batch_runs(lightning_run: Any) -> None:
+    def alternating_step(self: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self.layers(batch["input_ids"]), batch["input_ids"].flatten())
+        self.manual_backward(loss)
+        optimizer = self.optimizers()[batch_idx % 2]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def two_optimizers(self: Any) -> list[torch.optim.Optimizer]:
+        parts = (self.layers.block, self.layers.head)
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+
+    module = lightning_run.module(training_step=alternating_step, configure_optimizers=two_optimizers)
+    module.automatic_optimization, module.layers = False, Model()
+    path = lightning_run.folder / "mfu.jsonl"
+    monitor = MFUMonitor(peak=PEAK, jsonl=str(path), log_every_n_steps=4)
+    lightning_run.trainer(monitor).fit(module, batches(12))
+    readings = read_jsonl(path).readings
+    assert [r.last_step for r in readings] == [3, 7, 11]
+    assert all(r.window.model_flops == r.window.steps * MODEL_FLOPS for r in readings)
+    assert readings[-1].window.optimizer_s is not None

@@ -50,7 +50,11 @@ class Broken(Recorder):
 
 def test_console_writes_one_line_a_window_with_percent_and_units() -> None:
     line = printed(reading_event(mfu=0.381, hfu=0.42, tokens_per_s=51_200.0))
-    assert line == "mfu-monitor steps 11-20: MFU 38.1%  HFU 42.0%  51,200 tokens/s  0.16 s/step\n"
+    assert line == "mfu-monitor steps 11-20: MFU 38.1%  HFU 42%  51,200 tokens/s  0.16 s/step\n"
+
+
+def test_console_keeps_three_digits_of_a_small_fraction() -> None:
+    assert "MFU 0.0152%" in printed(reading_event(mfu=0.000152))
 
 
 def test_console_says_why_there_is_no_mfu_and_keeps_the_rest() -> None:
@@ -72,7 +76,7 @@ def test_console_leaves_long_cards_to_others_but_shows_alerts() -> None:
 
 def test_console_follows_a_redirected_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleSink().emit(reading_event(mfu=0.5))
-    assert "MFU 50.0%" in capsys.readouterr().out
+    assert "MFU 50%" in capsys.readouterr().out
 
 
 def test_tensorboard_writes_scalars_and_text_at_the_events_own_step(tmp_path: Path) -> None:
