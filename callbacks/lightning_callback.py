@@ -224,7 +224,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on."""
-        self._resume_all()
+        self._resume("validation")
 
     @guarded
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -276,11 +276,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             self._pauses.append(reason)
             monitor.pause(reason)
 
-    def _resume_all(self) -> None:
-        while self._pauses:
-            reason = self._pauses.pop()
+    def _resume(self, reason: str) -> None:
+        if reason in self._pauses:
+            self._pauses.remove(reason)
             if (monitor := self._measuring) is not None:
                 monitor.resume(reason)
+
+    def _resume_all(self) -> None:
+        for reason in reversed(self._pauses.copy()):
+            self._resume(reason)
 
     def _wrap(self, trainer: Any) -> None:
         """Wrap, until training ends, the few methods of this trainer whose begin or end no hook tells."""
@@ -320,7 +324,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
 
     @guarded
     def _saving_ends(self) -> None:
-        self._resume_all()
+        self._resume("checkpoint")
 
     def _publish(self, trainer: Any, pl_module: Any, *, on_step: bool) -> None:
         """Put a new reading where the progress bar and monitoring callbacks look."""

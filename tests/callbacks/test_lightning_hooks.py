@@ -114,6 +114,19 @@ def test_saving_a_checkpoint_is_paused_to_its_end(run: Any, recorded: list[Any])
     assert names[at + 1] == "resume checkpoint"
 
 
+def test_saving_in_the_middle_of_validation_does_not_end_the_pause_for_validation(
+    run: Any, recorded: list[Any]
+) -> None:
+    def saving_validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.save_checkpoint(run.folder / "x.ckpt")
+
+    module = run.module(validation_step=saving_validation_step)
+    trainer = run.trainer(MFUMonitor(), num_sanity_val_steps=0, limit_val_batches=1)
+    trainer.fit(module, run.loader(), run.loader())
+    names = [name for name in recorded[0].names() if name.startswith(("pause", "resume"))]
+    assert names == ["pause validation", "pause checkpoint", "resume checkpoint", "resume validation"]
+
+
 def test_a_checkpoint_saved_by_another_way_is_paused_until_the_next_step(run: Any, recorded: list[Any]) -> None:
     class Saver(run.pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
