@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.chain_matmul is deprecated.*"),
     pytest.mark.filterwarnings("ignore:.*Sparse .* tensor support is in beta state.*"),
     pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True.*"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths.*"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN.*"),
 ]
