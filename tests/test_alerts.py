@@ -450,3 +450,33 @@ def test_steadiness_leaves_three_dips_out_and_counts_the_rest_by_time() -> None:
 def test_a_wrong_option_says_what_is_allowed(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         AlertConfig(**options)
+
+
+# Acceptance, in small; `make bench-alerts` measures it on a thousand series (docs/alerts.md).
+
+
+def healthy(rng: random.Random, windows: int) -> list[float]:
+    """Noise up to 2.5%, lone spikes, and a dip of one or two windows every 30 to 120."""
+    level, sigma, period, length = (
+        rng.uniform(0.1, 0.6),
+        rng.uniform(0.005, 0.025),
+        rng.randint(30, 120),
+        rng.randint(1, 2),
+    )
+    levels = [level * (1 + rng.gauss(0.0, sigma)) for _ in range(windows)]
+    spikes = [mfu * (1 - rng.uniform(0.2, 0.7)) if rng.random() < 0.01 else mfu for mfu in levels]
+    return [mfu * 0.6 if index % period < length else mfu for index, mfu in enumerate(spikes)]
+
+
+def test_healthy_series_lead_to_no_alert() -> None:
+    rng = random.Random(11)
+    assert sum(len(feed(AlertDetector(), healthy(rng, 1000))) for _ in range(10)) == 0
+
+
+def test_a_drop_of_exactly_a_tenth_is_told_within_two_windows_more_than_asked() -> None:
+    rng, found = random.Random(12), 0
+    for _ in range(30):
+        levels = healthy(rng, 130)
+        notices = feed(AlertDetector(), [*levels[:100], *(0.9 * mfu for mfu in levels[100:])])
+        found += any(alert.kind == "drop" and 100 <= index <= 107 for index, alert in notices)
+    assert found >= 29

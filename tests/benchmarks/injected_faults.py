@@ -71,7 +71,7 @@ class Fault:
 
     @property
     def on(self) -> bool:
-        return self._step.value >= self.first_step
+        return bool(self._step.value >= self.first_step)
 
     def begin_step(self, step: int) -> None:
         self._step.value = step
@@ -275,25 +275,28 @@ class Straggler(Fault):
 
 
 class _SlowCompute(Fault):
+    compute_s = SLEEP_S
+
     def forward(self) -> None:
         if self.on:
-            time.sleep(SLEEP_S / 3)
+            time.sleep(self.compute_s / 3)
 
     def backward(self) -> None:
         if self.on:
-            time.sleep(2 * SLEEP_S / 3)
+            time.sleep(2 * self.compute_s / 3)
 
 
 class ThrottledClocks(_SlowCompute):
     """The computing gets slow, and a driver that is made up says that the clock did."""
 
     cause = "clock_throttling"
+    compute_s = 0.012  # a step of 5 to 10 ms gets two to three times longer, about as the clock says
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         def read(device: torch.device) -> NvmlReading:
             if self.on:
-                return NvmlReading(sm_clock_mhz=210.0, temperature_c=91.0, clock_reasons=("hw_thermal_slowdown",))
+                return NvmlReading(sm_clock_mhz=600.0, temperature_c=91.0, clock_reasons=("hw_thermal_slowdown",))
             return NvmlReading(sm_clock_mhz=1980.0, temperature_c=60.0, clock_reasons=())
 
         def probes(**_: Any) -> TrainingProbes:
@@ -309,7 +312,7 @@ class AllocatorRetries(_SlowCompute):
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         def retries(device: Any) -> int:
-            return max(0, self._step.value - self.first_step)
+            return int(max(0, self._step.value - self.first_step))
 
         with mock.patch("mfu_monitor.timing.probes.allocation_retries", retries):
             yield
