@@ -20,8 +20,7 @@ LAYERS = (
     ("utilization",),
     ("roofline", "waterfall", "advice", "planning", "plots", "checks", "alerts", "report"),
     ("sinks", "config", "audit", "report"),
-    ("_stages", "_peak_source", "_scopes", "_step_counter"),  # what the monitor is made of
-    ("monitor", "mfu_monitor"),  # mfu_monitor: the public names of mfu_monitor/__init__.py
+    ("monitor", "_", "mfu_monitor"),  # "_": private modules, parts of the monitor; "mfu_monitor": the public names
     ("callbacks", "cli", "__main__"),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
@@ -68,6 +67,8 @@ def part_of(name: str) -> str | None:
     first, *rest = name.split(".")
     if first != "mfu_monitor":
         return None
+    if rest and rest[0].startswith("_") and not rest[0].startswith("__"):
+        return "_"
     is_module = rest and ((ROOT / first / rest[0]).is_dir() or (ROOT / first / f"{rest[0]}.py").exists())
     return rest[0] if rest and (is_module or rest[0] == "callbacks") else "mfu_monitor"
 
@@ -126,7 +127,7 @@ def test_parts_of_one_layer_do_not_import_each_other_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         own = part_of(name) or ""
-        found = {p for i in load(name, path) if (p := part_of(i.target)) not in (None, own, "mfu_monitor")}
+        found = {p for i in load(name, path) if (p := part_of(i.target)) not in (None, own, "_", "mfu_monitor")}
         graph.setdefault(own, set()).update(found)
     try:
         TopologicalSorter(graph).prepare()

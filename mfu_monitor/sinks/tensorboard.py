@@ -65,7 +65,7 @@ class TensorBoardSink:
             for name, value in event.metrics.items():
                 self._experiment.add_scalar(name, value, event.step)
         for tag, figure in event.figures.items():
-            self._experiment.add_figure(tag, figure, event.step)
+            self._experiment.add_figure(tag, figure, event.step, close=False)  # it was never pyplot's
         self._write_text(event)
         self._write_text(self._cards.take(event))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
@@ -105,6 +106,17 @@ def test_tensorboard_layout_puts_mfu_and_hfu_on_one_chart_and_step_time_on_anoth
     tags = {chart.title: list(chart.multiline.tag) for chart in charts}
     assert ["utilization/mfu$", "utilization/hfu$"] in tags.values()
     assert any(title.startswith("Step time") and "step_time/total_s$" in names for title, names in tags.items())
+
+
+def test_tensorboard_shows_the_figures_of_an_event(tmp_path: Path) -> None:
+    figure = Figure()
+    figure.subplots().plot([0, 1])
+    sink = TensorBoardSink(SummaryWriter(str(tmp_path)))
+    sink.emit(Event(kind="outlook", step=5, figures={"roofline": figure}))
+    sink.close()
+    (image,) = EventAccumulator(str(tmp_path)).Reload().Images("roofline")
+    assert image.step == 5
+    assert image.width > 0
 
 
 def test_tensorboard_leaves_scalars_and_layout_out_when_told_to(tmp_path: Path) -> None:
