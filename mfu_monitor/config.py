@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mfu_monitor.alerts.config import AlertConfig
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.timing.tokens import resolve_tokens_function
 
-__all__ = ["DEFAULT_LOG_EVERY_N_STEPS", "MonitorConfig"]
+__all__ = ["DEFAULT_LOG_EVERY_N_STEPS", "MonitorConfig", "resolve_alerts", "resolve_callable"]
 
 DEFAULT_LOG_EVERY_N_STEPS = 50
 """Steps of a window in a loop of one's own: the default of Lightning's ``Trainer(log_every_n_steps=...)``, so that a
@@ -66,15 +69,38 @@ class MonitorConfig:
     """The device whose peak and clock count. None: that of the model's parameters."""
     on_impossible: str = "warn"
     """What to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"`` training."""
-    alerts: Any = None
-    """Options of the alerts, or None for none."""
+    flops_per_batch: float | None = None
+    """The user's own FLOPs of a batch on one rank, held against our count; None: ``model.flops_per_batch``, if any."""
+    use_flops_per_batch: bool = False
+    """Report MFU by the user's figure instead of our count."""
+    promised_precision: str | None = None
+    """What the configuration promises (``"bf16-mixed"``); products that ran in another precision are diagnosed."""
+    alerts: Any = True
+    """Alerts when MFU drops: True, False, or thresholds as an ``AlertConfig`` or a dict of its fields."""
+    webhook: str | None = field(default=None, repr=False)
+    """Address that alerts are posted to; None: the environment variable MFU_MONITOR_WEBHOOK_URL, if set."""
+    on_alert: str | Callable[[Any], Any] | None = None
+    """Called with each alert's event: a function or its import path ``"pkg.mod:function"``."""
+    stop_on_alert: bool = False
+    """Ask the trainer to stop at the first alert."""
+    total_steps: int | None = None
+    """Training batches of the whole run, for the time that is left. None: the trainer's own, if it knows."""
+    price_per_device_hour: float | None = None
+    """In any currency, for the cost that is left."""
 
     def __post_init__(self) -> None:
         _check_positive_int("log_every_n_steps", self.log_every_n_steps)
+        _check_positive_int("total_steps", self.total_steps)
+        for key in ("flops_per_batch", "price_per_device_hour"):
+            _check_positive_number(key, getattr(self, key))
+        _check_precision(self.promised_precision)
+        resolve_alerts(self.alerts)
+        resolve_callable("on_alert", self.on_alert)
+        _check_webhook(self.webhook)
         _check_overhead(self.max_overhead)
         for key, allowed in _CHOICES.items():
             _check_choice(key, getattr(self, key), allowed)
-        for key in ("count_padding", "count_no_grad_as_model"):
+        for key in ("count_padding", "count_no_grad_as_model", "use_flops_per_batch", "stop_on_alert"):
             _check_bool(key, getattr(self, key))
         resolve_tokens_function(self.tokens)
         _check_jsonl(self.jsonl)
@@ -130,6 +156,67 @@ def _unknown_key(key: str, known: list[str]) -> str:
 def _check_positive_int(key: str, value: Any) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise _refuse(key, value, "a whole number of steps, 1 or more, or None", "10")
+
+
+def _check_positive_number(key: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value) and value > 0):
+        raise _refuse(key, value, "a number above 0, or None", "1.5e15" if key == "flops_per_batch" else "2.5")
+
+
+def _check_precision(value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise _refuse("promised_precision", value, "a precision's name, or None", "'bf16-mixed'")
+
+
+def _check_webhook(value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value.startswith(("http://", "https://"))):
+        # The address itself is a secret: who knows it can post.
+        raise ConfigurationError(
+            f"webhook=<{type(value).__name__}> is not allowed: expected an address that begins with http:// or "
+            "https://, or None for the environment variable MFU_MONITOR_WEBHOOK_URL"
+        )
+
+
+def resolve_alerts(value: Any) -> AlertConfig | None:
+    """The thresholds that ``alerts=`` stands for; None where there are to be no alerts.
+
+    Raises:
+        ConfigurationError: neither a bool nor thresholds, or a threshold that is not allowed.
+    """
+    if value is None or value is False:
+        return None
+    if isinstance(value, AlertConfig):
+        return value
+    if value is True:
+        return AlertConfig()
+    if not isinstance(value, Mapping):
+        raise _refuse("alerts", value, "True, False, an AlertConfig or a dict of its fields", "{'drop': 0.15}")
+    known = [f.name for f in dataclasses.fields(AlertConfig)]
+    for key in value:
+        if key not in known:
+            raise ConfigurationError(f"alerts: {_unknown_key(str(key), known)}")
+    return AlertConfig(**value)
+
+
+def resolve_callable(key: str, value: Any) -> Callable[..., Any] | None:
+    """A function, or the one at an import path ``"pkg.mod:function"``.
+
+    Raises:
+        ConfigurationError: neither, or nothing can be imported there.
+    """
+    if value is None or callable(value):
+        return value  # type: ignore[no-any-return]
+    if not isinstance(value, str) or ":" not in value:
+        raise _refuse(key, value, "a function, its import path 'pkg.mod:function', or None", "'my_project.alerts:tell'")
+    module, _, name = value.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _refuse(key, value, f"a function that can be imported ({error})", "'my_project.alerts:tell'") from error
+    if not callable(found):
+        raise _refuse(key, value, f"a function; {value} is a {type(found).__name__}", "'my_project.alerts:tell'")
+    return found  # type: ignore[no-any-return]
 
 
 def _check_overhead(value: Any) -> None:

@@ -6,6 +6,7 @@ Every message says what was seen, what was expected, the likely cause and the ne
 __all__ = [
     "ConfigurationError",
     "ImpossibleReadingError",
+    "ImpossibleReadingWarning",
     "MFUMonitorError",
     "MFUMonitorWarning",
     "PeakUnknownWarning",
@@ -36,6 +37,10 @@ class PeakUnknownWarning(MFUMonitorWarning):
 
 class UncountedWorkWarning(MFUMonitorWarning):
     """Something ran whose FLOPs could not be seen; the figures are lower bounds."""
+
+
+class ImpossibleReadingWarning(MFUMonitorWarning):
+    """A reading cannot be right, or is hard to believe; says what was seen, what fits the evidence, and the fix."""
 
 
 class StageDisabledWarning(MFUMonitorWarning):

@@ -12,16 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from mfu_monitor._alerting import BAD_NEWS, Alerting, alert_event, alert_sinks
+from mfu_monitor._outlook import Outlook
 from mfu_monitor._peak_source import PeakSource
+from mfu_monitor._run_facts import RunFacts, by_users_figure
 from mfu_monitor._scopes import PauseScope, PhaseScope, StepScope
 from mfu_monitor._stages import Stages, guarded
 from mfu_monitor._step_counter import StepCounter, StepOutcome
+from mfu_monitor._verdicts import Verdict, Verdicts
 from mfu_monitor._window_pipeline import RunSoFar, WindowPipeline, world_size
+from mfu_monitor.alerts import Alert
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.counting.records import StepRecord
-from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.sinks.base import Event, Sink
+from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.timing.clock import Clock, clock_for
 from mfu_monitor.timing.compiles import compiled_frames
 from mfu_monitor.timing.probes import TrainingProbes
@@ -78,6 +84,15 @@ class Monitor:
         self.config = _configuration(config, config_keywords)
         self._model = _checked_model(model)
         self._sinks = [*sinks, *_sinks_of(self.config)]
+        self._verdicts, self._alerting = Verdicts(), Alerting(self.config)
+        self._outlook = Outlook(
+            total_steps=self.config.total_steps, price_per_device_hour=self.config.price_per_device_hour
+        )
+        self._facts: RunFacts | None = None
+        self._record: StepRecord | None = None
+        self._shows_outlook_at_next_window = True
+        self.should_stop = False
+        """True once training is to stop: after an impossible reading or an alert, where the options ask for that."""
         self._stages = Stages()
         self._clock, self._host_clock = clock, host_clock
         self._counting = StepCounter(
@@ -93,6 +108,7 @@ class Monitor:
         self._peaks: PeakSource | None = None
         self._is_started = False
         self._is_in_step = False
+        self._is_closing = False
         self._step = 0
         self._next_step = 0
         self._batches = 0
@@ -282,8 +298,11 @@ class Monitor:
     def close(self) -> None:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
         self.abort_step()
+        self._is_closing = True
         self.end_window()
         self._publish_all(self._windows.stop(self._peak_rate_of, timeout_s=_DRAIN_S))
+        self._is_closing = False
+        self._show_outlook(self._step)
         self._stop_probes()
         for sink in list(self._sinks):
             self._with_sink(sink, sink.close)
@@ -299,21 +318,71 @@ class Monitor:
         if not window.steps:
             return  # every step of it was left out: there is nothing to read
         reading = self._read(window, so_far)
-        self._reading = reading
+        verdict = self._judge(reading) or Verdict(reading)
+        self._reading = shown = verdict.reading
+        alerts = self._alerts_of(shown) or ()
         self._announce(window.last_step)
-        metrics = metrics_of(reading, names=self.config.names)
-        self._emit(Event(kind="reading", step=reading.last_step, metrics=metrics, payload=reading.to_dict()))
+        metrics = metrics_of(shown, names=self.config.names)
+        if self.config.names == "mfu_monitor":
+            metrics |= self._outlook_metrics(shown) or {}
+            metrics["alerts/active"] = float(verdict.is_impossible or self._alerting.is_active)
+        self._emit(Event(kind="reading", step=shown.last_step, metrics=metrics, payload=shown.to_dict()))
+        for event in (*verdict.events, *map(alert_event, alerts)):
+            self._emit(event)
+        if self._shows_outlook_at_next_window and shown.mfu is not None:
+            self._shows_outlook_at_next_window = False
+            self._show_outlook(shown.last_step)
+        self._act_on(verdict, alerts)
 
     def _read(self, window: StepWindow, so_far: RunSoFar) -> UtilizationReading:
-        peak = self._peak_of(window)
-        reading = read_utilization(window, peak, convention=self.config.convention)
+        facts = self._facts
+        if facts is not None and facts.uses_own_figure and facts.flops_per_batch is not None:
+            window = by_users_figure(window, facts.flops_per_batch)
+        peak, precision = self._peak_of(window), active_precision(window)
+        reading = read_utilization(
+            window,
+            peak,
+            convention=self.config.convention,
+            attainable_mfu=self._outlook.attainable(self._record, peak),
+            achievable_flops_per_s=None if facts is None else facts.achievable_flops_per_s(precision),
+        )
         flops, wall_s = so_far.model_flops, so_far.wall_s
         rate = reading.peak_flops_per_s
         goodput_mfu = flops / (wall_s * rate) if flops is not None and wall_s > 0 and rate is not None else None
         return replace(reading, goodput_mfu=goodput_mfu)
 
+    @guarded("checks")
+    def _judge(self, reading: UtilizationReading) -> Verdict:
+        evidence = {} if self._facts is None else self._facts.evidence(reading.window, reading.precision)
+        return self._verdicts.on(reading, self._record, self.peak, evidence=evidence)
+
+    @guarded("alerts")
+    def _alerts_of(self, reading: UtilizationReading) -> tuple[Alert, ...]:
+        return self._alerting.on(reading)
+
+    @guarded("outlook")
+    def _outlook_metrics(self, reading: UtilizationReading) -> dict[str, float]:
+        return self._outlook.metrics(reading, self._record, self.peak, wall_s=self._wall_s)
+
+    @guarded("outlook")
+    def _show_outlook(self, step: int) -> None:
+        with self.paused("outlook"):  # drawing takes a second that is not the training's
+            event = self._outlook.card(self._record, self.peak, step) if self._sinks else None
+        if event is not None:
+            self._emit(event)
+
+    def _act_on(self, verdict: Verdict, alerts: Iterable[Alert]) -> None:
+        """What the options ask for after an impossible reading or an alert."""
+        if verdict.is_impossible and self.config.on_impossible != "warn":
+            self.should_stop = True
+            if self.config.on_impossible == "raise" and not self._is_closing:
+                raise ImpossibleReadingError(verdict.reading.reason or "a reading is impossible")
+        if self.config.stop_on_alert and any(alert.kind in BAD_NEWS for alert in alerts):
+            self.should_stop = True
+
     @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:
+        self._record = record
         precisions = {name: totals.model_flops for name, totals in record.by_dtype().items()}
         self._find_peak(max(precisions, key=precisions.__getitem__) if any(precisions.values()) else None)
         self._announce(self._step)
@@ -373,9 +442,14 @@ class Monitor:
         device = self._device()
         self._is_started = True
         self._peaks = PeakSource(self.config.peak, device)
+        self._collect_facts(device)
         self._counting.share_budget(world_size())
         self._windows.start(lambda: self._clock or clock_for(device), self._host_clock)
         self._start_probes()
+
+    @guarded("facts")
+    def _collect_facts(self, device: torch.device) -> None:
+        self._facts = RunFacts(self._model, self.config, device)
 
     def _device(self) -> torch.device:
         if self.config.device is not None:
@@ -406,7 +480,12 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """The run's sums, in plain types, to go on from after a restart."""
-        return {"version": STATE_VERSION, "next_step": self._next_step, "totals": self.totals}
+        return {
+            "version": STATE_VERSION,
+            "next_step": self._next_step,
+            "totals": self.totals,
+            "alerts": self._alerting.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()``. The time between the two runs is in no window and in no total."""
@@ -418,6 +497,7 @@ class Monitor:
         self._base_wall_s, self._base_elapsed_s = float(totals["wall_s"]), float(totals["elapsed_s"])
         self._counting.ledger.load_totals(totals)
         self._next_step = next_step
+        self._alerting.load_state_dict(state.get("alerts", {}))
 
 
 def _configuration(config: MonitorConfig | None, keywords: Mapping[str, Any]) -> MonitorConfig:
@@ -439,11 +519,13 @@ def _checked_model(model: Any) -> nn.Module | None:
 
 
 def _sinks_of(config: MonitorConfig) -> list[Sink]:
-    if config.jsonl is None:
-        return []
-    from mfu_monitor.sinks.jsonl import JsonlSink
+    sinks: list[Sink] = [] if config.jsonl is None else [JsonlSink(config.jsonl)]  # type: ignore[arg-type]
+    return [*sinks, *alert_sinks(config)] if _is_rank_zero() else sinks
 
-    return [JsonlSink(config.jsonl)]  # type: ignore[arg-type]
+
+def _is_rank_zero() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 def _own_version() -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import mfu_monitor as mm
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
 
 
@@ -156,3 +159,39 @@ def record() -> Any:
 @pytest.fixture
 def sink() -> RecordingSink:
     return RecordingSink()
+
+
+class Bench:
+    """A monitor on fake parts, and a loop for it."""
+
+    def __init__(self, clock: Any, counters: Any, sink: Any) -> None:
+        self.clock, self.counters, self.sink = clock, counters, sink
+        self.compiles = 0
+
+    def monitor(self, model: nn.Module | None = None, **options: Any) -> mm.Monitor:
+        defaults = {"log_every_n_steps": 10, "peak": 1000.0, "max_overhead": 0.0}
+        return mm.Monitor(
+            model,
+            sinks=[self.sink],
+            clock=options.pop("clock", self.clock),
+            host_clock=self.clock,
+            counter_factory=self.counters,
+            compile_counter=lambda: self.compiles,
+            **{**defaults, **options},
+        )
+
+    def run(self, monitor: mm.Monitor, steps: int, *, seconds: float = 1.0, batch: Any = None) -> None:
+        for _ in range(steps):
+            with monitor.step(torch.zeros(2, 8, dtype=torch.long) if batch is None else batch):
+                self.clock.advance(seconds)
+
+    def run_to_the_end(self, monitor: mm.Monitor, steps: int) -> None:
+        self.run(monitor, steps)
+        monitor.pause("x")
+        monitor.resume("x")
+        monitor.close()
+
+
+@pytest.fixture
+def bench(fake_clock: Any, counters: Any, sink: Any) -> Bench:
+    return Bench(fake_clock, counters, sink)

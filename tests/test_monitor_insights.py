@@ -1,0 +1,175 @@
+"""What the monitor makes of a reading: withheld where impossible, judged, alerted on, explained."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+import mfu_monitor as mm
+from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, ImpossibleReadingWarning
+
+approx: Any = pytest.approx
+pytestmark = pytest.mark.filterwarnings("ignore:.*less than a megaflop.*")
+STEP_FLOPS = 600  # of the bench's counted step, in steps of 1 s
+
+
+class TestImpossible:
+    """A reading that physics forbids."""
+
+    def test_it_is_withheld_named_once_and_sets_the_alert_metric(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 2.0)  # 200%
+        with pytest.warns(ImpossibleReadingWarning, match="200") as warned:
+            bench.run(monitor, 6)
+        assert len([w for w in warned if "[mfu_over_peak]" in str(w.message)]) == 1
+        readings = bench.sink.of_kind("reading")
+        assert len(readings) == 3
+        for event in readings:
+            assert not any(name.startswith("utilization/") and name != "utilization/attainable_mfu"
+                           for name in event.metrics)  # fmt: skip
+            assert event.metrics["alerts/active"] == 1.0
+            assert event.metrics["throughput/device/model_flops_per_s"] == approx(STEP_FLOPS)
+        (diagnosis,) = bench.sink.of_kind("diagnosis")
+        assert diagnosis.payload["reading"]["mfu"] == approx(2.0)
+        assert "mfu_over_peak" in diagnosis.text
+        assert monitor.reading.mfu is None
+        assert "mfu_over_peak" in monitor.reading.reason
+        assert not monitor.should_stop
+
+    def test_a_plausible_reading_is_shown_and_nothing_is_said(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ImpossibleReadingWarning)
+            bench.run(monitor, 6)
+        assert bench.sink.of_kind("diagnosis") == []
+        assert bench.sink.of_kind("reading")[-1].metrics["utilization/mfu"] == approx(0.4)
+        assert bench.sink.of_kind("reading")[-1].metrics["alerts/active"] == 0.0
+
+    def test_it_is_raised_where_asked(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 2.0, on_impossible="raise")
+        with pytest.warns(ImpossibleReadingWarning), pytest.raises(ImpossibleReadingError, match="mfu_over_peak"):
+            bench.run(monitor, 6)
+        monitor.close()  # and closing does not raise it again
+
+    def test_it_asks_to_stop_where_asked(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 2.0, on_impossible="stop")
+        with pytest.warns(ImpossibleReadingWarning):
+            bench.run(monitor, 6)
+        assert monitor.should_stop
+
+
+class TestUsersFigure:
+    """The user's own FLOPs of a batch."""
+
+    def test_it_is_compared_with_our_count(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4, flops_per_batch=STEP_FLOPS / 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bench.run(monitor, 4)
+        (event,) = bench.sink.of_kind("diagnosis")
+        assert "macs_as_flops" in [d["code"] for d in event.payload["diagnoses"]]
+        assert monitor.reading.mfu == approx(0.4)  # ours is shown
+
+    def test_it_is_used_where_asked(self, bench: Any) -> None:
+        monitor = bench.monitor(
+            log_every_n_steps=2, peak=STEP_FLOPS / 0.4, flops_per_batch=STEP_FLOPS * 0.9, use_flops_per_batch=True
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bench.run(monitor, 4)
+        assert monitor.reading.mfu == approx(0.36)
+        assert monitor.reading.hfu == approx(0.4 * 700 / 600)
+
+
+class TestAlerts:
+    """When MFU drops."""
+
+    OPTIONS = {"drop": 0.1, "sustain": 2, "warmup": 1, "min_baseline": 5, "baseline_windows": 10, "cooldown": 0}  # noqa: RUF012
+
+    def run_with_a_drop(self, bench: Any, **options: Any) -> mm.Monitor:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4, alerts=self.OPTIONS, **options)
+        bench.run(monitor, 40)
+        for _ in range(20):
+            with monitor.step(None):
+                bench.clock.advance(1.5)
+        return monitor
+
+    def test_a_drop_is_told_once_and_sets_the_alert_metric(self, bench: Any, caplog: Any) -> None:
+        self.run_with_a_drop(bench)
+        (alert,) = bench.sink.of_kind("alert")
+        assert alert.payload["kind"] == "drop"
+        assert bench.sink.of_kind("reading")[-1].metrics["alerts/active"] == 1.0
+        assert any("MFU" in record.message for record in caplog.records if record.levelname == "WARNING")
+
+    def test_it_calls_the_users_function_and_asks_to_stop(self, bench: Any) -> None:
+        told: list[Any] = []
+        monitor = self.run_with_a_drop(bench, on_alert=told.append, stop_on_alert=True)
+        assert [event.payload["kind"] for event in told] == ["drop"]
+        assert monitor.should_stop
+
+    def test_no_alerts_where_they_are_off(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4, alerts=False)
+        bench.run(monitor, 40)
+        for _ in range(20):
+            with monitor.step(None):
+                bench.clock.advance(1.5)
+        assert bench.sink.of_kind("alert") == []
+
+    def test_the_detectors_state_survives_a_restart(self, bench: Any) -> None:
+        monitor = self.run_with_a_drop(bench)
+        again = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4, alerts=self.OPTIONS)
+        again.load_state_dict(monitor.state_dict())
+        assert {**again.state_dict()["alerts"], "ignore": 0} == {**monitor.state_dict()["alerts"], "ignore": 0}
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"alerts": {"dropp": 0.1}}, "did you mean 'drop'"),
+            ({"alerts": {"drop": 2}}, "fraction between 0 and 1"),
+            ({"alerts": 3}, "True, False"),
+            ({"on_alert": "nowhere:tell"}, "import"),
+            ({"on_alert": 7}, "import path"),
+            ({"flops_per_batch": -1}, "above 0"),
+            ({"total_steps": 0}, "1 or more"),
+        ],
+    )
+    def test_wrong_options_raise_and_say_what_is_allowed(self, options: dict[str, Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            mm.MonitorConfig(**options)
+
+    def test_a_wrong_webhook_is_refused_without_showing_it(self) -> None:
+        with pytest.raises(ConfigurationError, match="http") as error:
+            mm.MonitorConfig(webhook="hooks.example/secret")
+        assert "secret" not in str(error.value)
+        assert "secret" not in repr(mm.MonitorConfig(webhook="https://hooks.example/secret"))
+
+
+class TestOutlook:
+    """Where the rest of the peak went."""
+
+    def test_the_waterfall_is_logged_and_its_steps_add_up(self, bench: Any) -> None:
+        peak = mm.DevicePeak(
+            device_name="test", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.4}, bytes_per_s=1e12, source="user"
+        )
+        monitor = bench.monitor(log_every_n_steps=2, peak=peak, total_steps=100)
+        bench.run(monitor, 6)
+        metrics = bench.sink.of_kind("reading")[0].metrics
+        lost = {name: value for name, value in metrics.items() if name.startswith("waterfall/")}
+        assert lost.pop("waterfall/mfu", 0.4) == approx(0.4)
+        assert 1.0 - sum(lost.values()) == approx(0.4, abs=1e-9)
+        assert metrics["utilization/attainable_mfu"] <= 1.0
+        last = bench.sink.of_kind("reading")[-1].metrics
+        assert last["remaining/wall_clock_s"] == approx(94.0)
+
+    def test_pictures_and_advice_are_shown_after_the_first_window_and_at_the_end(self, bench: Any) -> None:
+        peak = mm.DevicePeak(
+            device_name="test", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.4}, bytes_per_s=1e12, source="user"
+        )
+        monitor = bench.monitor(log_every_n_steps=2, peak=peak)
+        bench.run(monitor, 6)
+        monitor.close()
+        first, last = bench.sink.of_kind("outlook")
+        assert (first.step, last.step) == (2, 5) or (first.step, last.step) == (1, 5)
+        assert "plots/waterfall" in first.figures
+        assert "%" in first.text
