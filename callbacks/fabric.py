@@ -53,6 +53,11 @@ class FabricMFUMonitor(Guarded):
         """The latest reading, or None before the first window ended."""
         return self.monitor.reading if self.monitor is not None else None
 
+    @property
+    def should_stop(self) -> bool:
+        """True once the loop is to stop: after an impossible reading or an alert, where the options ask for that."""
+        return self.monitor is not None and self.monitor.should_stop
+
     @guarded
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Called by ``fabric.setup``: the first model that is set up is the one that is measured."""

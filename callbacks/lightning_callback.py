@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mfu_monitor.alerts import AlertConfig
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
@@ -70,7 +72,16 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         jsonl: file that readings and counted steps are appended to, as JSON lines.
         device: the device whose peak counts; None takes the trainer's.
         on_impossible: what to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"``.
-        alerts: options of the alerts on a drop of MFU.
+        flops_per_batch: your own FLOPs of a batch on one rank, held against our count; None takes
+            ``pl_module.flops_per_batch`` if there is one.
+        use_flops_per_batch: report MFU by your figure instead of our count.
+        promised_precision: what the configuration promises; None takes the trainer's precision.
+        alerts: alerts when MFU drops: True, False, or a dict of the thresholds of ``AlertConfig``.
+        webhook: address that alerts are posted to; None takes the environment's ``MFU_MONITOR_WEBHOOK_URL``.
+        on_alert: called with each alert: a function or its import path.
+        stop_on_alert: stop training at the first alert.
+        total_steps: training batches of the whole run, for the time that is left; None takes the trainer's.
+        price_per_device_hour: in any currency, for the cost that is left.
         tensorboard_layout: write a CUSTOM SCALARS layout (MFU and HFU on one chart); False keeps one of your own.
 
     Raises:
@@ -96,7 +107,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         jsonl: str | None = None,
         device: str | None = None,
         on_impossible: str = "warn",
-        alerts: Any = None,
+        flops_per_batch: float | None = None,
+        use_flops_per_batch: bool = False,
+        promised_precision: str | None = None,
+        alerts: bool | dict[str, Any] | AlertConfig = True,
+        webhook: str | None = None,
+        on_alert: str | Callable[[Any], Any] | None = None,
+        stop_on_alert: bool = False,
+        total_steps: int | None = None,
+        price_per_device_hour: float | None = None,
         tensorboard_layout: bool = True,
     ) -> None:
         super().__init__()
@@ -113,7 +132,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             jsonl=jsonl,
             device=device,
             on_impossible=on_impossible,
+            flops_per_batch=flops_per_batch,
+            use_flops_per_batch=use_flops_per_batch,
+            promised_precision=promised_precision,
             alerts=alerts,
+            webhook=webhook,
+            on_alert=on_alert,
+            stop_on_alert=stop_on_alert,
+            total_steps=total_steps,
+            price_per_device_hour=price_per_device_hour,
         )
         self.tensorboard_layout = tensorboard_layout
         self.monitor: Monitor | None = None
@@ -251,10 +278,16 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
     # What the hooks above are made of
 
     def _config_for(self, trainer: Any) -> MonitorConfig:
-        every = self.config.log_every_n_steps or trainer.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
-        device = self.config.device or trainer.strategy.root_device
-        jsonl = self.config.jsonl if trainer.is_global_zero else None
-        return self.config.with_options({"log_every_n_steps": every, "device": device, "jsonl": jsonl})
+        config = self.config
+        return config.with_options(
+            {
+                "log_every_n_steps": config.log_every_n_steps or trainer.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS,
+                "device": config.device or trainer.strategy.root_device,
+                "jsonl": config.jsonl if trainer.is_global_zero else None,
+                "promised_precision": config.promised_precision or _promised_precision(trainer),
+                "total_steps": config.total_steps or _total_batches(trainer),
+            }
+        )
 
     def _sinks(self, trainer: Any) -> list[Sink]:
         if not trainer.is_global_zero:
@@ -328,6 +361,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
 
     def _publish(self, trainer: Any, pl_module: Any, *, on_step: bool) -> None:
         """Put a new reading where the progress bar and monitoring callbacks look."""
+        if self.monitor is not None and self.monitor.should_stop:
+            trainer.should_stop = True
         reading = self.reading
         if reading is None or reading is self._published:
             return
@@ -362,6 +397,21 @@ def _logging_step(trainer: Any) -> int:
 def _steps_optimizer(trainer: Any) -> bool:
     """False while gradients are only accumulated: such a step runs less than one that steps the optimizer."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def _promised_precision(trainer: Any) -> str | None:
+    """What the trainer was told; ``32-true`` is its default and promises nothing, as plugins may override it."""
+    return None if trainer.precision == "32-true" else str(trainer.precision)
+
+
+def _total_batches(trainer: Any) -> int | None:
+    """Training batches of the run by its limits, whichever ends it first; None where none is set."""
+    limits = []
+    if trainer.max_steps is not None and trainer.max_steps > 0:
+        limits.append(trainer.max_steps * trainer.accumulate_grad_batches)
+    if trainer.max_epochs is not None and trainer.max_epochs > 0 and math.isfinite(trainer.num_training_batches):
+        limits.append(trainer.max_epochs * trainer.num_training_batches)
+    return int(min(limits, default=0)) or None
 
 
 def _offer_placeholders(trainer: Any) -> None:

@@ -82,6 +82,7 @@ class MFUCallback(Guarded, TrainerCallback):
                 "log_every_n_steps": self.config.log_every_n_steps or _window_of(args),
                 "device": self.config.device or args.device,
                 "jsonl": self.config.jsonl if args.process_index == 0 else None,
+                "promised_precision": self.config.promised_precision or _promised_precision(args),
             }
         )
         self.monitor = Monitor(kwargs.get("model"), config=config, sinks=self._sinks(trainer, args))
@@ -152,17 +153,18 @@ class MFUCallback(Guarded, TrainerCallback):
     @guarded
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch ended whose gradients are accumulated."""
-        self._end(optimizer_step=False)
+        self._end(control, optimizer_step=False)
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch ended that stepped the optimizer."""
-        self._end(optimizer_step=True)
+        self._end(control, optimizer_step=True)
 
-    def _end(self, *, optimizer_step: bool) -> None:
+    def _end(self, control: Any, *, optimizer_step: bool) -> None:
         if (monitor := self._measuring) is not None and self._is_in_step:
             self._is_in_step = False
             monitor.end_step(optimizer_step=optimizer_step)
+            control.should_training_stop = control.should_training_stop or monitor.should_stop
 
     @guarded
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -220,6 +222,10 @@ class _TrainerLogSink:
 def _window_of(args: Any) -> int | None:
     """``logging_steps`` counts optimizer steps, and may be a share of the run: then it is no number of batches."""
     return int(args.logging_steps) if args.logging_steps >= 1 else None
+
+
+def _promised_precision(args: Any) -> str | None:
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else None
 
 
 def _find_trainer(callback: MFUCallback) -> Any:

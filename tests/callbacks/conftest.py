@@ -24,6 +24,7 @@ class RecordingMonitor:
         self.model, self.config, self.sinks = model, config, tuple(sinks)
         self.calls: list[tuple[Any, ...]] = []
         self.reading: Any = None
+        self.should_stop = False
         self.state: dict[str, Any] = {"total_steps": 0}
         RecordingMonitor.made.append(self)
 

@@ -11,6 +11,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from mfu_monitor.callbacks import MFUMonitor
+from mfu_monitor.config import resolve_alerts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -54,3 +55,10 @@ def test_a_tokens_function_is_given_by_its_import_path(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text((CONFIGS / "plain.yaml").read_text().replace("peak: auto", "tokens: operator:length_hint"))
     assert parse(path, tmp_path).config.tokens == "operator:length_hint"
+
+
+def test_the_run_with_alerts_is_accepted_as_it_is(tmp_path: Path) -> None:
+    monitor = parse(CONFIGS / "alerts.yaml", tmp_path)
+    thresholds = resolve_alerts(monitor.config.alerts)
+    assert thresholds is not None
+    assert (thresholds.drop, thresholds.sustain, thresholds.floor, thresholds.cooldown) == (0.10, 6, None, 20)

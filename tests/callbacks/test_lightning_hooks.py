@@ -289,6 +289,26 @@ def test_model_checkpoint_can_keep_the_best_mfu(run: Any, recorded: list[Any], m
     assert keeper.best_model_path.endswith("step=2.ckpt")
 
 
+def test_training_stops_when_the_monitor_asks_for_it(
+    run: Any, recorded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_step(self: Any, **kwargs: Any) -> None:
+        self.should_stop = len(steps_of(self)) == 3
+
+    monkeypatch.setattr("mfu_monitor.callbacks.lightning_callback.Monitor.end_step", end_step)
+    trainer = run.trainer(MFUMonitor(on_impossible="stop"))
+    trainer.fit(run.module(), run.loader())
+    assert trainer.global_step == 3
+
+
+def test_the_monitor_is_told_what_the_trainer_promises_and_how_long_it_runs(run: Any, recorded: list[Any]) -> None:
+    run.trainer(MFUMonitor(), precision="bf16-mixed", max_epochs=2).fit(run.module(), run.loader())
+    run.trainer(MFUMonitor(), max_epochs=-1, max_steps=2, accumulate_grad_batches=3).fit(run.module(), run.loader())
+    first, second = (monitor.config for monitor in recorded)
+    assert (first.promised_precision, first.total_steps) == ("bf16-mixed", 2 * run.batches)
+    assert (second.promised_precision, second.total_steps) == (None, 2 * 3)
+
+
 def test_without_a_logger_a_console_line_and_with_several_each_its_own_sink(run: Any, recorded: list[Any]) -> None:
     loggers = [
         run.pl.loggers.TensorBoardLogger(run.folder, name="a"),
