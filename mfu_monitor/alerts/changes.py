@@ -42,6 +42,9 @@ def _moved(figures: WindowFigures, history: Sequence[WindowFigures], name: str, 
     return bool(abs(value - median) > max(change * median, 6 * spread))
 
 
+_LEAST_PADDING_CHANGE = 0.02
+"""Of the tokens; less comes from the lengths that happen to meet in a batch."""
+
 _FACTORS = (
     ("model_flops", "model FLOPs per step", "FLOPs/step"),
     ("tokens", "tokens per step", "tokens/step"),
@@ -86,4 +89,6 @@ def _factor(name: str, before: float, after: float, unit: str, words: str) -> Ca
 def _differs(before: float | None, after: float | None, change: float) -> bool:
     if before is None or after is None:
         return False
-    return abs(after - before) > change * max(abs(before), abs(after)) and abs(after - before) > 1e-9
+    if max(before, after) < 1:  # a share of the tokens; the other factors are counts
+        return abs(after - before) > max(change * max(before, after), _LEAST_PADDING_CHANGE)
+    return abs(after - before) > change * max(abs(before), abs(after))
