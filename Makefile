@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare bench-diagnosis bench-alerts test-oldest clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare bench-diagnosis bench-overhead bench-alerts test-oldest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ compare: $(STAMP) ## Our counts and peaks beside those of other tools
 
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py
+
+bench-overhead: $(STAMP) ## What watching costs, against the bare loop and torch's own counter
+	$(TEST_ENV) $(BIN)/python tests/benchmarks/overhead.py
 
 bench-alerts: $(STAMP) ## Injected slowdowns against the cause that the alert names
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/alerts.py

@@ -173,3 +173,35 @@ class TestOutlook:
         assert (first.step, last.step) == (2, 5) or (first.step, last.step) == (1, 5)
         assert "plots/waterfall" in first.figures
         assert "%" in first.text
+
+
+class TestMeasuredPeak:
+    """A peak that was measured while the machine was busy."""
+
+    @staticmethod
+    def measured(flops_per_s: float) -> mm.DevicePeak:
+        return mm.DevicePeak(device_name="cpu", flops_per_s_by_precision={"fp32": flops_per_s}, source="measured")
+
+    def test_it_is_measured_again_when_a_reading_exceeds_it(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        better = self.measured(STEP_FLOPS / 0.5)
+        monkeypatch.setattr("mfu_monitor._peak_source.remeasure_peak", lambda *args: better)
+        monitor = bench.monitor(log_every_n_steps=2, peak=self.measured(STEP_FLOPS / 2.0))
+        bench.run(monitor, 6)
+        assert bench.sink.of_kind("diagnosis") == []
+        assert [e.metrics["utilization/mfu"] for e in bench.sink.of_kind("reading")] == approx([0.5, 0.5, 0.5])
+
+    def test_a_reading_above_it_is_withheld_where_that_does_not_help(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def no_better(*args: Any) -> mm.DevicePeak:
+            asked.append(args)
+            return self.measured(STEP_FLOPS / 2.0)
+
+        monkeypatch.setattr("mfu_monitor._peak_source.remeasure_peak", no_better)
+        monitor = bench.monitor(log_every_n_steps=2, peak=self.measured(STEP_FLOPS / 2.0))
+        with pytest.warns(ImpossibleReadingWarning):
+            bench.run(monitor, 20)
+        assert len(asked) == 3
+        assert monitor.reading.mfu is None

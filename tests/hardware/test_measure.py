@@ -283,3 +283,25 @@ def test_a_default_measurement_takes_about_two_seconds_on_a_cpu() -> None:
     start_s = time.perf_counter()
     assert measure_peak("cpu", "fp32", cache=False) is not None
     assert time.perf_counter() - start_s < 20  # a loaded machine included
+
+
+def test_measuring_again_keeps_the_better_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([100e9, 80e9, 150e9])
+    monkeypatch.setattr(
+        measure, "best_product_rate", lambda *args, **kwargs: ProductRate((64, 64, 64), next(rates), calls=3)
+    )
+    monkeypatch.setattr(measure, "copy_rate", lambda *args, **kwargs: 1e10)
+    first = measure_peak(CPU, "fp32")
+    assert first is not None
+    assert first.flops_per_s("fp32") == 100e9
+    for expected in (100e9, 150e9):
+        again = measure.remeasure_peak(CPU, "fp32")
+        saved = cached_peak(CPU, "fp32")
+        assert again is not None
+        assert saved is not None
+        assert again.flops_per_s("fp32") == saved.flops_per_s("fp32") == expected
+
+
+def test_measuring_again_gives_none_where_nothing_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "best_product_rate", lambda *args, **kwargs: None)
+    assert measure.remeasure_peak(CPU, "fp32") is None
