@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -29,14 +30,18 @@ from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.timing.clock import Clock, clock_for
-from mfu_monitor.timing.compiles import compiled_frames
+from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
 from mfu_monitor.timing.probes import TrainingProbes
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.utilization import UtilizationReading, active_precision, metrics_of, read_utilization
 
 __all__ = ["Monitor"]
 
+_log = logging.getLogger("mfu_monitor")
+
 STATE_VERSION = 1
+_MOST_RECOMPILES_TOLD = 5
+"""In the log, a run; each window's count is in its reading."""
 _DRAIN_S = 5.0
 """Longest wait for the device and the other ranks once training has ended; during training there is none."""
 
@@ -109,6 +114,7 @@ class Monitor:
         self._is_started = False
         self._is_in_step = False
         self._is_closing = False
+        self._recompiles_told = 0
         self._step = 0
         self._next_step = 0
         self._batches = 0
@@ -192,6 +198,8 @@ class Monitor:
         self._is_in_step = False
         excluded, is_recompile = self._end_count(optimizer_step)
         self._windows.end_step(excluded, is_recompile)
+        if is_recompile:
+            self._tell_recompile()
         if excluded is not None:
             self._discard_probes()
         self._next_step = self._step + 1
@@ -228,6 +236,17 @@ class Monitor:
         if outcome.record is not None:
             self._publish_record(outcome.record)
         return outcome.excluded, outcome.is_recompile
+
+    @guarded("recompiles")
+    def _tell_recompile(self) -> None:
+        self._recompiles_told += 1
+        if self._recompiles_told <= _MOST_RECOMPILES_TOLD:
+            _log.warning(
+                "Step %d compiled anew and is in no window: %s. If this goes on, keep shapes and flags the same from "
+                "step to step, or compile with dynamic=True.",
+                self._step,
+                latest_recompile() or "the compiler gives no reason",
+            )
 
     @guarded("accounting")
     def _count_outcome(self, optimizer_step: bool | None) -> StepOutcome:

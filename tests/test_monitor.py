@@ -145,7 +145,7 @@ class TestTime:
         assert window.excluded_s["compile"] == approx(25.1)
         assert window.recompiles == 0
 
-    def test_a_recompile_later_is_left_out_and_said(self, bench: Bench) -> None:
+    def test_a_recompile_later_is_left_out_and_said(self, bench: Bench, caplog: Any) -> None:
         monitor = bench.monitor(log_every_n_steps=6)
         with monitor.step(torch.zeros(2, 8)):
             bench.compiles += 1
@@ -156,6 +156,7 @@ class TestTime:
         bench.run(monitor, 1, batch=torch.zeros(2, 8))
         assert monitor.reading is not None
         assert (monitor.reading.window.recompiles, monitor.reading.elapsed_s) == (1, approx(3.0))
+        assert [r.message for r in caplog.records if "compiled anew and is in no window" in r.message]
 
     def test_a_count_taken_while_compiling_is_taken_again(self, bench: Bench) -> None:
         bench.counters.records = [bench.counters.records[0]] * 3

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compiled_frames"]
+__all__ = ["compiled_frames", "latest_recompile"]
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -25,3 +26,16 @@ def compiled_frames() -> int:
     frames: int = counters.get("frames", _NOTHING).get("total", 0)
     graphs: int = counters.get("stats", _NOTHING).get("unique_graphs", 0)
     return frames + graphs
+
+
+def latest_recompile() -> str | None:
+    """What dynamo compiled anew last, and why: ``"forward (model.py): tensor 'x' size mismatch ..."``; None if unknown.
+
+    Reads ``torch._dynamo.utils.get_compilation_metrics()``, present in torch 2.9 to 2.13.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    metrics = getattr(utils, "get_compilation_metrics", list)()
+    latest = next((m for m in reversed(metrics) if getattr(m, "recompile_reason", None)), None)
+    if latest is None:
+        return None
+    return f"{latest.co_name} ({os.path.basename(str(latest.co_filename))}): {latest.recompile_reason}"

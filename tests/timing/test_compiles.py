@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mfu_monitor.timing.compiles import compiled_frames
+from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +30,21 @@ def test_eager_steps_do_not_change_the_number() -> None:
     before = compiled_frames()
     nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
     assert compiled_frames() == before
+
+
+def test_the_latest_recompile_is_named_with_its_reason() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    compiled = torch.compile(doubled, backend="eager", dynamic=False)
+    compiled(torch.ones(2))
+    assert latest_recompile() is None
+    compiled(torch.ones(3))
+    told = latest_recompile()
+    assert told is not None
+    assert told.startswith("doubled (test_compiles.py): ")
+    assert "size mismatch" in told
+    torch._dynamo.reset()
