@@ -34,7 +34,7 @@ def latest_recompile() -> str | None:
     Reads ``torch._dynamo.utils.get_compilation_metrics()``, present in torch 2.9 to 2.13.
     """
     utils = sys.modules.get("torch._dynamo.utils")
-    metrics = getattr(utils, "get_compilation_metrics", list)()
+    metrics: list[Any] = getattr(utils, "get_compilation_metrics", list)()
     latest = next((m for m in reversed(metrics) if getattr(m, "recompile_reason", None)), None)
     if latest is None:
         return None
