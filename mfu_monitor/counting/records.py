@@ -138,11 +138,15 @@ class StepRecord:
     """True when a backward pass ran in the region."""
     incomplete: bool = False
     """True when something is known to be missing beside ``unsupported_ops`` (a compiled graph that was not seen)."""
+    _sums: dict[str, dict[str, FlopTotals]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Sums that were asked for: a record of a large model has thousands of operators, and each window asks again."""
 
     @property
     def totals(self) -> FlopTotals:
         """Sum over all operators."""
-        return _sum_totals(op.totals for op in self.ops)
+        if "total" not in self._sums:
+            self._sums["total"] = {"": _sum_totals(op.totals for op in self.ops)}
+        return self._sums["total"][""]
 
     @property
     def model_flops(self) -> int:
@@ -191,7 +195,9 @@ class StepRecord:
 
     def by_phase(self) -> dict[str, FlopTotals]:
         """Totals by phase: ``"forward"``, ``"backward"``, ``"recompute"``, ``"optimizer"``, ``"other"``."""
-        return self._group(lambda op: op.phase.value)
+        if "phase" not in self._sums:
+            self._sums["phase"] = self._group(lambda op: op.phase.value)
+        return dict(self._sums["phase"])
 
     def by_op(self) -> dict[str, FlopTotals]:
         """Totals by operator: ``"aten::mm"``."""
@@ -226,7 +232,9 @@ class StepRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON; ``from_dict`` reads them back."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        del values["_sums"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> StepRecord:
