@@ -7,7 +7,7 @@ checked by the tests and printed in the documentation. One multiply-add is 2 FLO
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from torch import nn
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import StepRecord
 
-__all__ = ["Case", "Phase", "Workload", "evaluate", "run"]
+__all__ = ["Case", "Phase", "Workload", "build", "evaluate", "perform", "run"]
 
 Phase = Literal["inference", "training", "step"]
 
@@ -79,15 +79,26 @@ def evaluate(expression: str) -> int:
 
 def run(case: Case, device: str = "cpu") -> StepRecord:
     """Build the row's workload on a device and count it."""
+    function, inputs = build(case, device)
+    counter = FlopCounter(function if isinstance(function, nn.Module) else None)
+    perform(case, function, inputs, counter)
+    return counter.record
+
+
+def build(case: Case, device: str) -> Workload:
+    """The row's workload on a device."""
     with torch.device(device):
-        function, inputs = case.build()
-    model = function if isinstance(function, nn.Module) else None
-    grad = torch.no_grad() if case.phase == "inference" else torch.enable_grad()
-    with grad, case.context(), FlopCounter(model) as counter:
+        return case.build()
+
+
+def perform(
+    case: Case, function: Callable[..., Any], inputs: Sequence[Any], counter: AbstractContextManager[Any]
+) -> None:
+    """Run a workload as the row says, inside a counter."""
+    with torch.set_grad_enabled(case.phase != "inference"), case.context(), counter:
         output = function(*inputs)
         if case.phase == "training":
             _scalar(output).backward()
-    return counter.record
 
 
 def _scalar(output: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from .case import Case, Workload
 
@@ -21,21 +21,21 @@ def recurrent(make: Callable[[], nn.Module], *shape: int, requires_grad: bool = 
     return make(), (torch.zeros(shape, requires_grad=requires_grad),)
 
 
+class Packed(nn.Module):
+    """A layer whose output is packed; gives its data."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, batch: PackedSequence) -> torch.Tensor:
+        data: torch.Tensor = self.layer(batch)[0].data
+        return data
+
+
 def packed(make: Callable[[], nn.Module], *lengths: int, width: int) -> Workload:
-    """A layer on packed sequences; its output is their data."""
-    layer = make()
-    batch = pack_sequence([torch.zeros(length, width) for length in lengths])
-
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self) -> torch.Tensor:
-            data: torch.Tensor = self.layer(batch)[0].data
-            return data
-
-    return Packed(), ()
+    """A layer on packed sequences of the given lengths."""
+    return Packed(make()), (pack_sequence([torch.zeros(length, width) for length in lengths]),)
 
 
 CASES: tuple[Case, ...] = (

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +12,7 @@ from mfu_monitor.counting.records import FlopTotals, StepRecord
 
 from .case import Case, evaluate, run
 from .cases_attention import BY_MASK
+from .table import all_cases
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage.*"),
@@ -27,13 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths.*"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN.*"),
 ]
-
-
-def all_cases() -> tuple[Case, ...]:
-    """The rows of every ``cases_*.py`` beside this file."""
-    names = sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name.startswith("cases_"))
-    modules = [importlib.import_module(f"{__package__}.{name}") for name in names]
-    return tuple(case for module in modules for case in module.CASES)
 
 
 def runs(cases: tuple[Case, ...]) -> list[Any]:
