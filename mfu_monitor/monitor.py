@@ -6,23 +6,19 @@ import logging
 import platform
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from mfu_monitor._alerting import BAD_NEWS, Alerting, alert_event, alert_sinks
-from mfu_monitor._outlook import Outlook
-from mfu_monitor._peak_source import PeakSource
-from mfu_monitor._run_facts import RunFacts, by_users_figure
+from mfu_monitor._alerting import alert_sinks
+from mfu_monitor._readings import Told, WindowReader
 from mfu_monitor._scopes import PauseScope, PhaseScope, StepScope
 from mfu_monitor._stages import Stages, guarded
 from mfu_monitor._step_counter import StepCounter, StepOutcome
-from mfu_monitor._verdicts import Verdict, Verdicts
 from mfu_monitor._window_pipeline import RunSoFar, WindowPipeline, world_size
-from mfu_monitor.alerts import Alert
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.counting.records import StepRecord
 from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError
@@ -33,7 +29,7 @@ from mfu_monitor.timing.clock import Clock, clock_for
 from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
 from mfu_monitor.timing.probes import TrainingProbes
 from mfu_monitor.timing.records import StepWindow
-from mfu_monitor.utilization import UtilizationReading, active_precision, metrics_of, read_utilization
+from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["Monitor"]
 
@@ -89,13 +85,6 @@ class Monitor:
         self.config = _configuration(config, config_keywords)
         self._model = _checked_model(model)
         self._sinks = [*sinks, *_sinks_of(self.config)]
-        self._verdicts, self._alerting = Verdicts(), Alerting(self.config)
-        self._outlook = Outlook(
-            total_steps=self.config.total_steps, price_per_device_hour=self.config.price_per_device_hour
-        )
-        self._facts: RunFacts | None = None
-        self._record: StepRecord | None = None
-        self._shows_outlook_at_next_window = True
         self.should_stop = False
         """True once training is to stop: after an impossible reading or an alert, where the options ask for that."""
         self._stages = Stages()
@@ -109,8 +98,8 @@ class Monitor:
         )
         self._steps_per_window = self.config.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
         self._windows = WindowPipeline(self._stages)
+        self._reader = WindowReader(self.config, self._stages, self.paused)
         self._probes: TrainingProbes | None = None
-        self._peaks: PeakSource | None = None
         self._is_started = False
         self._is_in_step = False
         self._is_closing = False
@@ -138,7 +127,7 @@ class Monitor:
     @property
     def peak(self) -> DevicePeak | None:
         """The peak of this rank's device; None before the first counted step, and where it is not known."""
-        return None if self._peaks is None else self._peaks.known
+        return self._reader.peak
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -207,7 +196,7 @@ class Monitor:
         if self._batches >= self._steps_per_window:
             self.end_window()
         elif self._windows.has_pending:
-            self._publish_all(self._windows.advance(self._peak_rate_of))
+            self._publish_all(self._windows.advance(self._reader.peak_rate_of))
 
     def abort_step(
         self,
@@ -298,7 +287,7 @@ class Monitor:
         if self._batches:
             self._batches = 0
             self._close_window()
-        self._publish_all(self._windows.advance(self._peak_rate_of))
+        self._publish_all(self._windows.advance(self._reader.peak_rate_of))
         if not self._is_in_step:
             self._windows.end_reporting()
 
@@ -319,9 +308,10 @@ class Monitor:
         self.abort_step()
         self._is_closing = True
         self.end_window()
-        self._publish_all(self._windows.stop(self._peak_rate_of, timeout_s=_DRAIN_S))
+        self._publish_all(self._windows.stop(self._reader.peak_rate_of, timeout_s=_DRAIN_S))
         self._is_closing = False
-        self._show_outlook(self._step)
+        for event in self._reader.outlook(self._step) if self._sinks else ():
+            self._emit(event)
         self._stop_probes()
         for sink in list(self._sinks):
             self._with_sink(sink, sink.close)
@@ -336,101 +326,30 @@ class Monitor:
     def _publish(self, window: StepWindow, so_far: RunSoFar) -> None:
         if not window.steps:
             return  # every step of it was left out: there is nothing to read
-        reading = self._read(window, so_far)
-        if reading.peak_source == "measured" and (reading.hfu or 0.0) > 1.0 and self._measure_again(reading.precision):
-            reading = self._read(window, so_far)
-        verdict = self._judge(reading) or Verdict(reading)
-        self._reading = shown = verdict.reading
-        alerts = self._alerts_of(shown) or ()
+        told = self._reader.on(window, so_far)
+        self._reading = told.reading
         self._announce(window.last_step)
-        metrics = metrics_of(shown, names=self.config.names)
-        if self.config.names == "mfu_monitor":
-            metrics |= self._outlook_metrics(shown) or {}
-            metrics["alerts/active"] = float(verdict.is_impossible or self._alerting.is_active)
-        self._emit(Event(kind="reading", step=shown.last_step, metrics=metrics, payload=shown.to_dict()))
-        for event in (*verdict.events, *map(alert_event, alerts)):
+        for event in told.events:
             self._emit(event)
-        if self._shows_outlook_at_next_window and shown.mfu is not None:
-            self._shows_outlook_at_next_window = False
-            self._show_outlook(shown.last_step)
-        self._act_on(verdict, alerts)
+        if self._sinks and told.reading.mfu is not None:
+            for event in self._reader.first_outlook(window.last_step):
+                self._emit(event)
+        self._act_on(told)
 
-    def _read(self, window: StepWindow, so_far: RunSoFar) -> UtilizationReading:
-        facts = self._facts
-        if facts is not None and facts.uses_own_figure and facts.flops_per_batch is not None:
-            window = by_users_figure(window, facts.flops_per_batch)
-        peak, precision = self._peak_of(window), active_precision(window)
-        reading = read_utilization(
-            window,
-            peak,
-            convention=self.config.convention,
-            attainable_mfu=self._outlook.attainable(self._record, peak),
-            achievable_flops_per_s=None if facts is None else facts.achievable_flops_per_s(precision),
-        )
-        flops, wall_s = so_far.model_flops, so_far.wall_s
-        rate = reading.peak_flops_per_s
-        goodput_mfu = flops / (wall_s * rate) if flops is not None and wall_s > 0 and rate is not None else None
-        return replace(reading, goodput_mfu=goodput_mfu)
-
-    @guarded("checks")
-    def _judge(self, reading: UtilizationReading) -> Verdict:
-        evidence = {} if self._facts is None else self._facts.evidence(reading.window, reading.precision)
-        return self._verdicts.on(reading, self._record, self.peak, evidence=evidence)
-
-    @guarded("alerts")
-    def _alerts_of(self, reading: UtilizationReading) -> tuple[Alert, ...]:
-        return self._alerting.on(reading)
-
-    @guarded("outlook")
-    def _outlook_metrics(self, reading: UtilizationReading) -> dict[str, float]:
-        return self._outlook.metrics(reading, self._record, self.peak, wall_s=self._wall_s)
-
-    @guarded("outlook")
-    def _show_outlook(self, step: int) -> None:
-        with self.paused("outlook"):  # drawing takes a second that is not the training's
-            event = self._outlook.card(self._record, self.peak, step) if self._sinks else None
-        if event is not None:
-            self._emit(event)
-
-    def _act_on(self, verdict: Verdict, alerts: Iterable[Alert]) -> None:
+    def _act_on(self, told: Told) -> None:
         """What the options ask for after an impossible reading or an alert."""
-        if verdict.is_impossible and self.config.on_impossible != "warn":
+        if told.is_impossible and self.config.on_impossible != "warn":
             self.should_stop = True
             if self.config.on_impossible == "raise" and not self._is_closing:
-                raise ImpossibleReadingError(verdict.reading.reason or "a reading is impossible")
-        if self.config.stop_on_alert and any(alert.kind in BAD_NEWS for alert in alerts):
+                raise ImpossibleReadingError(told.reading.reason or "a reading is impossible")
+        if self.config.stop_on_alert and told.has_bad_news:
             self.should_stop = True
 
     @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:
-        self._record = record
-        precisions = {name: totals.model_flops for name, totals in record.by_dtype().items()}
-        self._find_peak(max(precisions, key=precisions.__getitem__) if any(precisions.values()) else None)
+        self._reader.take_record(record)
         self._announce(self._step)
         self._emit(Event(kind="record", step=self._step, payload=record.to_dict()))
-
-    def _peak_of(self, window: StepWindow) -> DevicePeak | None:
-        precision = active_precision(window)
-        return self.peak if precision is None else self._find_peak(precision)
-
-    def _peak_rate_of(self, window: StepWindow) -> float | None:
-        peak, precision = self._peak_of(window), active_precision(window)
-        return None if peak is None or precision is None else peak.flops_per_s(precision)
-
-    @guarded("peak")
-    def _find_peak(self, precision: str | None) -> DevicePeak | None:
-        if precision is None or self._peaks is None:
-            return None
-        if not self._peaks.is_resolved(precision):
-            with self.paused("peak"):  # measuring takes seconds that are not the training's
-                return self._peaks.for_precision(precision)
-        return self._peaks.for_precision(precision)
-
-    @guarded("peak")
-    def _measure_again(self, precision: str | None) -> bool:
-        """A product ran faster than the best one measured, so the machine was busy when the peak was measured."""
-        with self.paused("peak"):
-            return self._peaks is not None and self._peaks.measure_again(precision)
 
     def _announce(self, step: int) -> None:
         """Say once what is measured, as soon as the peak can be known."""
@@ -468,15 +387,10 @@ class Monitor:
     def _start(self) -> None:
         device = self._device()
         self._is_started = True
-        self._peaks = PeakSource(self.config.peak, device)
-        self._collect_facts(device)
+        self._reader.start(self._model, device)
         self._counting.share_budget(world_size())
         self._windows.start(lambda: self._clock or clock_for(device), self._host_clock)
         self._start_probes()
-
-    @guarded("facts")
-    def _collect_facts(self, device: torch.device) -> None:
-        self._facts = RunFacts(self._model, self.config, device)
 
     def _device(self) -> torch.device:
         if self.config.device is not None:
@@ -511,7 +425,7 @@ class Monitor:
             "version": STATE_VERSION,
             "next_step": self._next_step,
             "totals": self.totals,
-            "alerts": self._alerting.state_dict(),
+            "alerts": self._reader.alerting.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -524,7 +438,7 @@ class Monitor:
         self._base_wall_s, self._base_elapsed_s = float(totals["wall_s"]), float(totals["elapsed_s"])
         self._counting.ledger.load_totals(totals)
         self._next_step = next_step
-        self._alerting.load_state_dict(state.get("alerts", {}))
+        self._reader.alerting.load_state_dict(state.get("alerts", {}))
 
 
 def _configuration(config: MonitorConfig | None, keywords: Mapping[str, Any]) -> MonitorConfig:
