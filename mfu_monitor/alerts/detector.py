@@ -134,7 +134,7 @@ class AlertDetector:
         history = self._state.history
         if len(history) < self.config.min_baseline:
             return None
-        return robust_level([window.signal for window in history])
+        return robust_level([window.signal for window in history], self.config.sustain)
 
     def _sort(self, figures: WindowFigures, level: Level) -> None:
         """Into the run of low windows, or with that run into the baseline: it was a dip."""

@@ -19,28 +19,50 @@ _LONE_DIPS = 3
 """Runs of slow windows that are no pattern yet."""
 
 
+_CORRELATED = 1.3
+"""Medians of neighbouring windows that scatter by so much more than independent windows would show correlated noise (a
+neighbour's load, the network); less is chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Median of a series and its noise from window to window, relative to the median."""
+    """Median of a series and its noise, relative to the median."""
 
     median: float
     noise: float
+    """Standard deviation from window to window, without outliers."""
+    correlation: float = 1.0
+    """How much more medians of neighbouring windows scatter than those of independent ones: at least 1."""
 
     def error(self, windows: int) -> float:
-        """Relative standard error of the median of so many windows."""
-        return _MEDIAN_EFFICIENCY * self.noise / math.sqrt(windows)
+        """Relative standard error of the median of so many neighbouring windows."""
+        return self.correlation * _MEDIAN_EFFICIENCY * self.noise / math.sqrt(windows)
 
 
-def robust_level(signals: Sequence[float]) -> Level:
+def robust_level(signals: Sequence[float], block: int | None = None) -> Level:
     """Median and relative noise (from the median absolute deviation) of at least one signal.
+
+    Args:
+        signals: the level of each window, in order.
+        block: length of the medians whose scatter tells correlated noise from independent; None takes it as
+            independent.
 
     Example:
         >>> robust_level([0.44, 0.45, 0.46, 0.10]).median
         0.445
     """
     median = statistics.median(signals)
-    deviation = statistics.median(abs(signal - median) for signal in signals)
-    return Level(median, _MAD_TO_SIGMA * deviation / median)
+    level = Level(median, _scatter(signals, median))
+    expected = level.error(block) if block and len(signals) >= 5 * block else 0.0
+    if not block or expected <= 0:
+        return level
+    medians = [statistics.median(signals[start : start + block]) for start in range(0, len(signals) - block + 1, 2)]
+    ratio = _scatter(medians, median) / expected
+    return Level(median, level.noise, ratio if ratio > _CORRELATED else 1.0)
+
+
+def _scatter(values: Sequence[float], median: float) -> float:
+    return _MAD_TO_SIGMA * statistics.median(abs(value - median) for value in values) / median
 
 
 def steadiness(signals: Sequence[float], slow_below: float) -> float:
@@ -86,9 +108,12 @@ def drop_boundary(level: Level, config: AlertConfig) -> float:
 def sag_boundary(best: float, level: Level, config: AlertConfig) -> float:
     """The long level below it has sagged from its best.
 
-    0.7 of the drop: both ends are means over ``long_windows`` of a slope, which hides part of a slow fall.
+    0.7 of the drop: both ends are medians over ``long_windows`` of a slope, which hides part of a slow fall. At least 7
+    standard errors, as the best of many levels lies above the usual one; more with correlated noise, which shows more
+    in long medians than in the short ones that it was measured by.
     """
-    return best * (1 - max(0.7 * config.drop, 6 * level.error(config.long_windows)))
+    noise = 7 * level.correlation * level.error(config.long_windows)
+    return best * (1 - max(0.7 * config.drop, noise))
 
 
 def recovery_boundary(reference: float, config: AlertConfig) -> float:

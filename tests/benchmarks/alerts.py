@@ -60,6 +60,16 @@ def healthy_series(rng: random.Random, windows: int) -> Iterator[float]:
         yield mfu
 
 
+def noisy_series(rng: random.Random, windows: int, sigma: float, correlation: float) -> list[float]:
+    """Noise of a given size that may remember its past (autoregressive), and lone spikes in 1% of windows."""
+    level, noise, levels = rng.uniform(0.1, 0.6), 0.0, []
+    for _ in range(windows):
+        noise = correlation * noise + rng.gauss(0.0, sigma * (1 - correlation**2) ** 0.5)
+        spike = 1 - rng.uniform(0.2, 0.7) if rng.random() < 0.01 else 1.0
+        levels.append(max(0.01, level * (1 + noise) * spike))
+    return levels
+
+
 def notices(series: Iterable[float]) -> list[tuple[int, Alert]]:
     """What the detector says, each with the window that led to it."""
     detector = AlertDetector()
@@ -118,15 +128,50 @@ def report_synthetic(console: Console, series: int, seed: int) -> bool:
     return holds
 
 
+def report_noise(console: Console, seed: int) -> None:
+    """Print what more noise than the acceptance series have does to false alerts and to the delay of a 10% drop."""
+    table = Table(title=f"More noise, seed {seed}: 50 series of 2,000 windows, 100 step drops of 10%")
+    for column in ("noise", "correlation", "false alerts per 10,000 windows", "told in 8 windows", "median delay"):
+        table.add_column(column)
+    for correlation in (0.0, 0.8):
+        for sigma in (0.01, 0.02, 0.03, 0.05):
+            rng = random.Random(seed)
+            false = sum(
+                alert.kind != "recovery"
+                for _ in range(50)
+                for _, alert in notices(noisy_series(rng, 2000, sigma, correlation))
+            )
+            delays = [_delay(noisy_series(rng, 260, sigma, correlation), at=120) for _ in range(100)]
+            told = sum(delay <= 8 for delay in delays) / len(delays)
+            cells = (
+                f"{sigma:.0%}",
+                f"{correlation}",
+                f"{false / 10:.1f}",
+                f"{told:.0%}",
+                f"{statistics.median(delays):g}",
+            )
+            table.add_row(*cells)
+    console.print(table)
+
+
+def _delay(levels: Sequence[float], at: int) -> float:
+    dropped = [mfu * (0.9 if index >= at else 1.0) for index, mfu in enumerate(levels)]
+    found = [index for index, alert in notices(dropped) if alert.kind in ("drop", "sag") and index >= at]
+    return found[0] - at + 1 if found else float("inf")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=1000, help="synthetic series; 0 leaves them out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="injected faults by name; none: leave them out")
     parser.add_argument("--attempts", type=int, default=3, help="runs of a fault until it is named right")
+    parser.add_argument("--noise", action="store_true", help="also measure noisier series")
     options = parser.parse_args(arguments)
     console = Console(width=150)
     holds = report_synthetic(console, options.series, options.seed) if options.series else True
+    if options.noise:
+        report_noise(console, options.seed)
     if options.only is None or options.only:
         from injected_faults import report_injected
 
