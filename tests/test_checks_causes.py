@@ -131,6 +131,19 @@ def test_a_peak_of_nobodys_is_not_called_another_devices() -> None:
     assert causes(check(with_peak(900e12, mfu=0.44))) == []
 
 
+@pytest.mark.parametrize("used", [310e12, 1979e12, 67e12])  # as of an A100, as the sparse figure, as fp32's
+def test_a_peak_that_was_measured_here_is_nobody_elses_whatever_its_figure(used: float) -> None:
+    mfu = 0.3 * PEAK / used
+    assert causes(check(with_peak(used, mfu=mfu))) != []
+    for source in ("measured: bf16 product of 8192 x 8192 x 8192", "derived: 132 SMs x 1.980 GHz"):
+        assert causes(check(with_peak(used, mfu=mfu, peak_source=source))) == []
+
+
+def test_a_peak_rounded_to_two_digits_is_not_another_devices() -> None:
+    # 112.6 on the sheet; 110 is also within 1% of an RTX A5000's 111.1.
+    assert causes(check(with_peak(110e12, mfu=0.4, device="NVIDIA GeForce RTX 5080"))) == []
+
+
 def test_a_whole_gpus_peak_for_a_slice_is_named_by_its_multiprocessors() -> None:
     mig = with_peak(312e12, mfu=0.15, device="NVIDIA A100-SXM4-80GB MIG 3g.40gb")
     diagnoses = check(mig, sm_count=42)  # of 108: the peak is 121.3, MFU 38.6%

@@ -191,6 +191,11 @@ class Case:
         return self.reading.peak_source or (self.peak.source if self.peak else "")
 
     @property
+    def peak_was_looked_up(self) -> bool:
+        """False for a measured or derived peak: its figure is this device's own, and nobody took it from a sheet."""
+        return not self.peak_source.startswith(("measured", "derived"))
+
+    @property
     def table_peak_flops_per_s(self) -> float | None:
         """The table's dense peak of this device at the active precision; of a slice, the slice's."""
         precision = self.precision or ""

@@ -21,6 +21,9 @@ __all__ = [
 _PEAK_TOLERANCE = 0.01
 """Sheets round to three digits: 989 for 989.4, 312, 1979."""
 
+_NO_OTHER_DEVICE = 0.03
+"""A peak this near to the right one is that one, rounded: 110 for 112.6 is not the figure of a part that has 110."""
+
 
 def _corrected(case: Case, right_peak_flops_per_s: float) -> float | None:
     mfu, used = case.bounded_mfu, case.peak_flops_per_s
@@ -60,6 +63,8 @@ def sparse_peak(case: Case) -> Iterator[Diagnosis | None]:
     if not (case.peak_flops_per_s and dense and sparse):
         return
     yield _behind_report(case, "sparse_peak", dense, sparse, "the sheet's figure for 2:4 structured sparsity")
+    if not case.peak_was_looked_up:
+        return
     yield judge(
         case,
         _hypothesis(
@@ -77,7 +82,7 @@ def sparse_peak(case: Case) -> Iterator[Diagnosis | None]:
 def wrong_precision_peak(case: Case) -> Iterator[Diagnosis | None]:
     """The device's peak at another precision than the products ran in."""
     right, used, share = case.table_peak_flops_per_s, case.peak_flops_per_s, case.share_of_part
-    if not (used and right and share and case.row):
+    if not (used and right and share and case.row and case.peak_was_looked_up):
         return
     rates = {name: rate * share for name, rate in case.row.dense.items() if name != case.precision}
     names = " and ".join(name for name, rate in rates.items() if math.isclose(rate, used, rel_tol=_PEAK_TOLERANCE))
@@ -144,6 +149,8 @@ def _neighbour_peak(case: Case) -> Iterator[Diagnosis | None]:
     look_alikes = _neighbours(case)
     for name, rate in look_alikes.items():
         yield _behind_report(case, "wrong_device_peak", right, rate, f"that of {name}")
+    if not case.peak_was_looked_up or math.isclose(used, right, rel_tol=_NO_OTHER_DEVICE):
+        return
     others = devices_with_peak(case.precision or "", used, rel_tol=_PEAK_TOLERANCE)
     for name, rate in {**dict.fromkeys(others, used), **look_alikes}.items():
         yield judge(
