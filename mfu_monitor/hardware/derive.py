@@ -21,6 +21,7 @@ from mfu_monitor.hardware.lookup import rows_by_name
 from mfu_monitor.hardware.names import parse_name
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.hardware.properties import DeviceProperties
+from mfu_monitor.hardware.table import PeakRow, load_table
 
 __all__ = ["derive_from_properties", "derive_peak"]
 
@@ -154,14 +155,22 @@ def _derived_cpu_peak(found: CpuPeakRange | None) -> tuple[DevicePeak, str] | tu
 def _refusal(device: DeviceProperties) -> str | None:
     parsed = parse_name(device.name)
     words = set(parsed.words)
-    is_d_variant = (
-        "RTX" in words and "D" in words and not any(not row.export_capped for row in rows_by_name(device.name))
-    )
-    if words & _CAPPED_WORDS or is_d_variant or any(row.export_capped for row in rows_by_name(device.name)):
+    named = rows_by_name(device.name)
+    is_d_variant = "RTX" in words and "D" in words and not named
+    if words & _CAPPED_WORDS or is_d_variant or any(row.export_capped for row in named):
         return "it is sold with rates capped for export, which SM count and clock do not show"
+    if (capped := _capped_twin(device)) is not None and not named:
+        return f"by its silicon it may be the {capped.name}, whose rates are capped for export"
     if parsed.is_vgpu:
         return "it is a vGPU profile, which shares a card in time slices"
     return None
+
+
+def _capped_twin(device: DeviceProperties) -> PeakRow | None:
+    """A capped part with this architecture and number of SMs or CUs: a name that no table knows may be that part's."""
+    silicon = (device.compute_capability, device.gcn_arch, device.sm_count)
+    rows = (row for row in load_table() if row.export_capped and row.sm_count is not None)
+    return next((row for row in rows if (row.compute_capability, row.gfx, row.sm_count) == silicon), None)
 
 
 def _rates_of(device: DeviceProperties) -> _Rates | None:

@@ -19,6 +19,8 @@ _AMD_SUFFIXES = frozenset({"OAM", "VF", "HF"})
 _MIG = re.compile(r"\bMIG\b\s*(?P<profile>\d+C\.\d+G\.\d+GB|\d+G\.\d+GB)?.*$")
 # Time-sliced profiles: https://docs.nvidia.com/vgpu/, "Virtual GPU Types" (A10-24Q, A100-40C, A16-8A, M60-2B).
 _VGPU = re.compile(r"^(NVIDIA\s+)?GRID\b|-\d+[ABCQ]\b")
+# The export variants' D (and its V2) is written apart or on the number: RTX 4090 D, RTX 5090D V2.
+_GLUED_D = re.compile(r"\b(\d{4})D(V\d)?\b")
 _MOBILE = re.compile(r"\bLAPTOP GPU\b|\bMAX-Q\b|\bMOBILE\b")
 
 
@@ -58,5 +60,5 @@ def parse_name(name: str) -> ParsedName:
 
 
 def _words(upper: str) -> tuple[str, ...]:
-    plain = re.sub(r"\((R|TM|C)\)", " ", upper)
+    plain = _GLUED_D.sub(r"\1 D \2", re.sub(r"\((R|TM|C)\)", " ", upper))
     return tuple(sorted(word for word in re.split(r"[\s\-_/,()]+", plain) if word and word not in _SILENT_WORDS))

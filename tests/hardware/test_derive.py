@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mfu_monitor.errors import PeakUnknownWarning
@@ -110,6 +112,9 @@ def test_an_unknown_hopper_is_not_rated_at_its_maximum_clock() -> None:
         "NVIDIA GeForce RTX 5090 D",
         "NVIDIA GeForce RTX 5090 D v2",
         "NVIDIA GeForce RTX 5080 D",
+        "NVIDIA GeForce RTX 5090D",
+        "NVIDIA GeForce RTX 5090DV2",
+        "NVIDIA RTX PRO 6000D",
         "NVIDIA B30A",
         "NVIDIA RTX 5880 Ada Generation",
         "NVIDIA A10-24Q",
@@ -120,6 +125,23 @@ def test_capped_and_virtual_parts_are_never_derived(name: str) -> None:
     peak, reason = derive_from_properties(device)
     assert peak is None
     assert "capped for export" in reason or "vGPU" in reason
+
+
+@pytest.mark.parametrize(
+    ("device", "capped"),
+    [
+        (DeviceProperties(name="NVIDIA H20B", sm_count=78, compute_capability=(9, 0), clock_khz=1_980_000), "H20"),
+        (DeviceProperties(name="NVIDIA Graphics Device", sm_count=78, compute_capability=(9, 0), clock_khz=1), "H20"),
+        (DeviceProperties(name="AMD Radeon Graphics", sm_count=80, gcn_arch="gfx942", clock_khz=2_100_000), "MI308X"),
+    ],
+)
+def test_an_unknown_name_on_a_capped_parts_silicon_is_not_derived(device: DeviceProperties, capped: str) -> None:
+    peak, reason = derive_from_properties(device)
+    assert peak is None
+    assert capped in reason
+    assert "capped for export" in reason
+    other = dataclasses.replace(device, sm_count=(device.sm_count or 0) + 2, clock_khz=2_000_000)
+    assert derive_from_properties(other)[0] is not None
 
 
 def test_a_d_variant_with_the_full_rate_is_derived() -> None:
