@@ -114,6 +114,12 @@ def test_a_further_drop_is_another_incident_and_one_recovery_ends_both() -> None
     assert [alert.incident for _, alert in notices] == [1, 2, 1]
 
 
+def test_a_further_drop_soon_after_is_told_when_the_cooldown_is_over() -> None:
+    levels = [0.45] * 50 + [0.36] * 15 + [0.18] * 50
+    notices = feed(AlertDetector(AlertConfig(warmup=0, cooldown=20)), levels)
+    assert [(index, alert.kind) for index, alert in notices] == [(55, "drop"), (75, "drop")]
+
+
 def test_nothing_is_told_in_the_cooldown_after_a_recovery() -> None:
     config = AlertConfig(warmup=0, cooldown=40)
     up, down = [0.45] * 30, [0.30] * 15

@@ -131,8 +131,10 @@ class AlertDetector:
         return (self._open(finding),) if finding is not None and not state.quiet else ()
 
     def _baseline(self) -> Level | None:
-        history = self._state.history
-        if len(history) < self.config.min_baseline:
+        history, config = self._state.history, self.config
+        # The level after a drop is known sooner: it is `sustain` windows old already, and may be falling on.
+        needed = min(config.min_baseline, 2 * config.sustain) if self._state.incident else config.min_baseline
+        if len(history) < needed:
             return None
         return robust_level([window.signal for window in history], self.config.sustain)
 
