@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+COMPARE := .venv-compare
+COUNTERS := deepspeed==0.19.8 calflops==0.3.2 thop==0.1.1.post2209072238 ptflops==0.7.5
 TYPING := build/typing
 # One thread each: two test workers on two cores, and timings that do not depend on a thread pool.
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
@@ -60,8 +62,19 @@ gpu-check: $(STAMP) ## Run what only a CUDA device can show
 	  { echo "gpu-check: torch sees no CUDA device here, so nothing was run and nothing is shown." >&2; exit 1; }
 	$(PYTEST) -m gpu $(TEST_ARGS)
 
-compare: $(STAMP) ## Our counts and peaks beside those of other tools
-	$(TEST_ENV) $(BIN)/python tests/benchmarks/compare.py
+compare: $(COMPARE)/.installed ## Our counts and peaks beside those of other tools, in an environment of its own
+	$(TEST_ENV) $(COMPARE)/bin/python tests/benchmarks/compare.py
+
+# One tool at a time: what cannot be installed here is listed as such, with what its import says.
+$(COMPARE)/.installed: pyproject.toml constraints.txt
+	test -x $(COMPARE)/bin/python || $(PYTHON) -m venv $(COMPARE)
+	$(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[crosscheck,lightning,transformers]'
+	for tool in $(COUNTERS); do \
+	  $(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$tool || true; \
+	done
+	@touch $@
 
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py
@@ -80,5 +93,5 @@ test-oldest: ## Run the tests with the oldest torch that is supported
 	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -n 2 -m "not gpu" $(TEST_ARGS)
 
 clean: ## Remove everything that the targets above made
-	rm -rf $(VENV) $(OLDEST) build dist runs lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(COMPARE) build dist runs lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

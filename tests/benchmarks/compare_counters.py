@@ -29,10 +29,9 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the table lies beside the tests, which are no package
 
+from mfu_monitor.formulas.registry import is_ignored  # noqa: E402
 from tests.conformance.case import Case, build, evaluate, perform, run  # noqa: E402
 from tests.conformance.table import cases_by_title  # noqa: E402
-
-from mfu_monitor.formulas.registry import is_ignored  # noqa: E402
 
 PAGE = ROOT / "docs" / "conformance.md"
 TIME_LIMIT_S = 60.0
@@ -323,11 +322,12 @@ def _group_table(title: str, cases: Sequence[Case], verdicts: Verdicts) -> str:
     lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for case in cases:
         said = [by_row[case.id] for by_row in verdicts.values()]
-        lines.append(f"| {' | '.join([f'`{case.id}`', _escaped(case.description), _arithmetic(case), *said])} |")
+        lines.append(f"| {' | '.join([f'`{case.id}`', _escaped(case.description), arithmetic(case), *said])} |")
     return "\n".join(lines)
 
 
-def _arithmetic(case: Case) -> str:
+def arithmetic(case: Case) -> str:
+    """A row's model FLOPs, with how they come about."""
     value = f"{evaluate(case.model_flops):,}"
     return value if case.model_flops == "0" else f"`{case.model_flops}` = {value}"
 

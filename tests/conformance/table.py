@@ -25,4 +25,4 @@ def all_cases() -> tuple[Case, ...]:
 
 def _title(docstring: str) -> str:
     first = docstring.strip().splitlines()[0].removeprefix("Rows of ").rstrip(".")
-    return first[0].upper() + first[1:]
+    return first if "_" in first.split()[0] else first[0].upper() + first[1:]
