@@ -448,10 +448,9 @@ def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
 
 
 def _named_inputs(diagnosis: Diagnosis, facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> Diagnosis:
-    """An MFU above the peak is told in the words of the inputs that were given."""
-    if diagnosis.code != "mfu_over_peak" or "reported_mfu" in diagnosis.evidence or figures.best is None:
-        return diagnosis
-    if tokens_per_s is None:
+    """An impossible MFU is told in the words of the inputs that were given; what a clock explains stays as it is."""
+    is_impossible = diagnosis.code == "mfu_over_peak" and diagnosis.severity == "error"
+    if not is_impossible or "reported_mfu" in diagnosis.evidence or figures.best is None or tokens_per_s is None:
         return diagnosis
     n, peak = facts.active_parameters or facts.parameters or 0, _peak(facts)
     inputs = (

@@ -22,6 +22,8 @@ from mfu_monitor.hardware.precision import literal_precision
 __all__ = ["register"]
 
 EXIT_IMPOSSIBLE = 1
+_LEAST_PEAK_FLOPS_PER_S = 1e6
+"""As ``peak=`` has it: below a megaflop per second the number was meant in TFLOP/s."""
 _LARGEST_BARE_MFU = 10.0
 """A bare 46.2 may mean 46.2% or 4620%: it is refused. 1.52 is read as 152%, as public trackers show it."""
 
@@ -205,12 +207,17 @@ def _series(
 def _peak(name: str | None, precision: str, given: float | None, *, is_told: bool) -> DevicePeak | None:
     """The table's, or the given one. A device that our own log names may be one that no table knows."""
     if given is not None:
+        if given < _LEAST_PEAK_FLOPS_PER_S:
+            raise ConfigurationError(
+                f"--peak-flops-per-s is {given:g} FLOP/s, which no device is as slow as; the unit is FLOP/s: expected "
+                "such as 989T or 9.89e14"
+            )
         known = None if name is None or is_told else find_device(name, option="--gpu")
         return override_peak(known, precision=precision, peak_tflops=given / 1e12, bandwidth_tb_s=None)
     if not name:
         return None
     try:
-        return find_device(name, precision=precision, option="--gpu")
+        return find_device(name, precision=precision, option="--gpu", instead="--peak-flops-per-s 989T (dense)")
     except ConfigurationError:
         if is_told:
             return None
@@ -300,12 +307,19 @@ def _lines(report: AuditReport) -> list[tuple[str, str]]:
         ("peak a GPU", f"{peak / 1e12:,.5g} TFLOP/s {report.precision} dense, {report.device_name}" if peak else None),
         ("peak from", report.peak_source or None),
         ("GPUs", f"{report.gpus:,}"),
-        ("GPU-hours", f"{report.gpu_hours:,.0f} ({format_quantity(report.gpu_hours)})" if report.gpu_hours else None),
-        ("cost", f"{report.cost:,.0f} ({format_quantity(report.cost)})" if report.cost else None),
+        ("GPU-hours", _amount(report.gpu_hours)),
+        ("cost", _amount(report.cost)),
         ("rows of the log", f"{report.rows:,}" if report.rows else None),
         ("impossible rows", _impossible_rows(report)),
     )
     return [(name, text) for name, text in rows if text is not None]
+
+
+def _amount(value: float | None) -> str | None:
+    """In full and with a suffix; three digits of what is small."""
+    if not value:
+        return None
+    return f"{value:,.0f} ({format_quantity(value)})" if value >= 1000 else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str | None:

@@ -89,6 +89,10 @@ def read_log(path: Path) -> Log:
         ) from None
     if not text.strip():
         raise ConfigurationError(f"{path} is empty; expected a header and at least one row of numbers")
+    if text.lstrip().startswith("["):
+        raise ConfigurationError(
+            f"{path} is a JSON array; expected one object a line, which `jq -c '.[]' {path.name}` makes of it"
+        )
     log = _read_jsonl(path, text) if text.lstrip().startswith("{") else _read_csv(path, text)
     if not any(log.columns.values()):
         raise ConfigurationError(f"{path} has no row of numbers below its header; is the run still starting?")
@@ -106,12 +110,17 @@ def _read_csv(path: Path, text: str) -> Log:
         if not any(cell.strip() for cell in row):
             continue
         if not header:
-            header = [name.strip() for name in row]
+            header = _distinct([name.strip() for name in row])
             columns = {name: [] for name in header}
             continue
         for name, text_of_cell in zip(header, row, strict=False):
             columns[name].append(Cell(reader.line_num, text_of_cell.strip()))
     return Log(source=str(path), columns={name: tuple(cells) for name, cells in columns.items()})
+
+
+def _distinct(header: list[str]) -> list[str]:
+    """Names that occur twice get their column's number, so that neither column is taken for the other."""
+    return [name if header.count(name) == 1 else f"{name} (column {i})" for i, name in enumerate(header, start=1)]
 
 
 def _read_jsonl(path: Path, text: str) -> Log:

@@ -17,7 +17,7 @@ from mfu_monitor.cli.devices import find_device
 from mfu_monitor.cli.meta_step import count_step
 from mfu_monitor.cli.models import LoadedModel, load_model
 from mfu_monitor.cli.units import format_quantity
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.records import OpRecord, StepRecord
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.formulas.analytic import logical_numel, non_embedding_parameters
 from mfu_monitor.hardware.peaks import DevicePeak
@@ -124,7 +124,11 @@ def module_rows(
     for name in modules:
         if len(name.split(".")) <= depth or not name:
             groups.setdefault(name if expand else _NUMBER.sub("*", name), []).append(name)
-    rows = [_row(shown, names, modules, model, record, peak) for shown, names in groups.items()]
+    inside = _by_group(record, groups)
+    rows = [
+        _row(shown, names, modules, model, record, StepRecord(ops=tuple(inside[shown])), peak)
+        for shown, names in groups.items()
+    ]
     return [row for row in rows if row.model_flops or row.parameters]
 
 
@@ -134,9 +138,9 @@ def _row(
     modules: dict[str, nn.Module],
     model: LoadedModel,
     record: StepRecord,
+    inside: StepRecord,
     peak: DevicePeak | None,
 ) -> ModuleRow:
-    inside = _inside(record, names)
     totals, forward = inside.totals, inside.by_phase().get("forward")
     group = next(iter(group_points(step_roofline(inside, peak).points, lambda _: None).values()), None)
     return ModuleRow(
@@ -153,17 +157,22 @@ def _row(
     )
 
 
-def _inside(record: StepRecord, names: list[str]) -> StepRecord:
-    """The operators of these modules and of what is inside them."""
-    if "" in names:
-        return record
-    wanted = set(names)
-    return StepRecord(ops=tuple(op for op in record.ops if any(a in wanted for a in _ancestors(op.module_fqn))))
+def _by_group(record: StepRecord, groups: dict[str, list[str]]) -> dict[str, list[OpRecord]]:
+    """The operators of each row's modules and of what is inside them; one pass, since a record is long."""
+    group_of = {name: shown for shown, names in groups.items() for name in names}
+    inside: dict[str, list[OpRecord]] = {shown: [] for shown in groups}
+    rows_of: dict[str, set[str]] = {}
+    for op in record.ops:
+        if op.module_fqn not in rows_of:
+            rows_of[op.module_fqn] = {group_of[a] for a in _self_and_ancestors(op.module_fqn) if a in group_of}
+        for shown in rows_of[op.module_fqn]:
+            inside[shown].append(op)
+    return inside
 
 
-def _ancestors(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+def _self_and_ancestors(name: str) -> list[str]:
+    parts = name.split(".") if name else []
+    return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.table import PeakRow, load_table, nearest_names
 
-__all__ = ["find_device", "override_peak"]
+__all__ = ["find_device", "override_peak", "rows_by_product"]
 
 _VENDORS = frozenset({"NVIDIA", "AMD", "INTEL", "GOOGLE", "AWS", "TESLA"})
 _UNUSUAL = re.compile(r"custom|China", re.IGNORECASE)  # parts that a bare product name does not mean
@@ -23,7 +23,12 @@ _MOST_TB_S = 1e6
 
 
 def find_device(
-    name: str, *, precision: str | None = None, needs_bandwidth: bool = False, option: str = "--device"
+    name: str,
+    *,
+    precision: str | None = None,
+    needs_bandwidth: bool = False,
+    option: str = "--device",
+    instead: str | None = None,
 ) -> DevicePeak:
     """The peak of a device by the driver's name, a key of the table, or the words of a product name.
 
@@ -35,6 +40,7 @@ def find_device(
         precision: the peak that is needed, such as ``"bf16"``.
         needs_bandwidth: the memory bandwidth is needed too.
         option: named in the message.
+        instead: what the command takes in place of a device of the table, for the message.
 
     Raises:
         ConfigurationError: no product of that name, several that differ, or no such peak; with names to choose from.
@@ -44,7 +50,7 @@ def find_device(
         989400000000000.0
     """
     exact = device_peak(name, warn=False)
-    peak = exact or _merged(name, _rows_named(name, option))
+    peak = exact or _merged(name, _rows_named(name, option, instead))
     if precision is not None and peak.flops_per_s(precision) is None:
         raise ConfigurationError(f"{option} {name!r}: {_missing(peak, precision)}")
     if needs_bandwidth and peak.bytes_per_s is None:
@@ -71,19 +77,30 @@ def override_peak(
     return base
 
 
-def _rows_named(name: str, option: str) -> list[PeakRow]:
+def rows_by_product(name: str) -> list[PeakRow]:
+    """The products that the words of ``name`` fit; none, one, or several that differ.
+
+    Example:
+        >>> [row.key for row in rows_by_product("H100 SXM")]
+        ['h100-sxm5']
+    """
     words = [word for word in _words(name) if word not in _VENDORS]
     rows = [row for row in load_table() if words and _fits(words, row)]
     meant = [row for row in rows if set(_words(row.key)) == set(words)]  # "RTX 4090" is not "RTX 4090 D"
     usual = [row for row in rows if not _UNUSUAL.search(row.name)]
+    return meant or usual or rows
+
+
+def _rows_named(name: str, option: str, instead: str | None) -> list[PeakRow]:
+    rows = rows_by_product(name)
     if not rows:
         near = nearest_names(name)
         hint = f"; nearest names: {', '.join(near)}" if near else ""
+        way_out = f"; for another device give {instead}" if instead else ""
         raise ConfigurationError(
-            f"{option} {name!r} is no device in the table{hint}. `mfu-monitor peaks` lists all of them; for another "
-            "device give --peak-tflops (dense) and --bandwidth-tb-s"
+            f"{option} {name!r} is no device in the table{hint}. `mfu-monitor peaks` lists all of them{way_out}"
         )
-    return meant or usual or rows
+    return rows
 
 
 def _fits(words: list[str], row: PeakRow) -> bool:

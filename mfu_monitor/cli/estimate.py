@@ -23,6 +23,7 @@ _HIGH_MFU = 0.60
 table 4; PaLM 540B: 0.462, https://arxiv.org/abs/2204.02311, table 3), so a plan that needs more is told so."""
 
 _SECONDS_PER_DAY = 86400.0
+_CONVENTIONS = ("exact", "palm")
 
 
 def _quantity(flag: str, text: str, metavar: str = "N") -> Any:
@@ -91,7 +92,7 @@ def _peak(device: str | None, precision: str, peak_tflops: float | None) -> Devi
     if peak_tflops is None:
         if device is None:
             raise ConfigurationError('give --device (such as "H100 SXM") or --peak-tflops (dense, such as 989.4)')
-        return find_device(device, precision=precision)
+        return find_device(device, precision=precision, instead="--peak-tflops 989 (dense)")
     known = None if device is None else find_device(device)
     return override_peak(known, precision=precision, peak_tflops=peak_tflops, bandwidth_tb_s=None)
 
@@ -118,6 +119,8 @@ def _tokens_left(tokens: float, done: float | None) -> float:
 
 
 def _attention(layers: int | None, width: int | None, length: int | None, convention: str) -> AttentionShape | None:
+    if convention not in _CONVENTIONS:
+        raise ConfigurationError(f"--convention is {convention!r}; expected {' or '.join(_CONVENTIONS)}")
     given = {"--layers": layers, "--width": width, "--sequence-length": length}
     missing = [flag for flag, value in given.items() if value is None]
     if len(missing) == len(given):

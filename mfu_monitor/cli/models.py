@@ -65,6 +65,11 @@ def load_model(
     """
     if ":" in source and not Path(source).exists():
         return _from_factory(source, shapes or [], dtype)
+    if shapes:
+        raise ConfigurationError(
+            f"--shape {shapes[0]} is for a model by import path; the inputs of a configuration follow from "
+            "--batch-size and --sequence-length."
+        )
     return _from_config(Path(source), batch_size, sequence_length, dtype)
 
 
@@ -73,8 +78,7 @@ def load_model(
 
 def _from_factory(source: str, shapes: list[str], dtype: torch.dtype | None) -> LoadedModel:
     factory = _import_factory(source)
-    with META:
-        made = factory()
+    made = _made_by(source, factory)
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise ConfigurationError(
@@ -84,6 +88,17 @@ def _from_factory(source: str, shapes: list[str], dtype: torch.dtype | None) -> 
     arguments, keywords = _inputs_of(source, module, inputs, [parse_shape(shape, module) for shape in shapes])
     tokens, unit = _tokens([*arguments, *keywords.values()])
     return LoadedModel(name=source, module=module, arguments=arguments, keywords=keywords, tokens=tokens, unit=unit)
+
+
+def _made_by(source: str, factory: Callable[[], Any]) -> Any:
+    try:
+        with META:
+            return factory()
+    except Exception as error:
+        raise ConfigurationError(
+            f"{source}() failed: {type(error).__name__}: {error}. It is called without arguments and under "
+            "torch.device('meta'), where tensors hold no values; write a small factory that makes the model so."
+        ) from error
 
 
 def _import_factory(source: str) -> Callable[[], Any]:
@@ -134,12 +149,16 @@ def parse_shape(text: str, module: nn.Module | None = None) -> torch.Tensor:
     """
     match = _SHAPE.fullmatch(text.strip())
     dtype = getattr(torch, match[2], None) if match and match[2] else _parameter_dtype(module)
-    if match is None or not isinstance(dtype, torch.dtype):
+    if match is None or not isinstance(dtype, torch.dtype) or 0 in _sizes(match[1]):
         raise ConfigurationError(
-            f"--shape {text!r} is not a shape; expected sizes and, for what is not floating, a dtype: "
+            f"--shape {text!r} is not a shape; expected sizes above zero and, for what is not floating, a dtype: "
             "2x3x224x224, 2x128:int64."
         )
-    return torch.empty([int(size) for size in re.split("[x,]", match[1])], dtype=dtype, device=META)
+    return torch.empty(_sizes(match[1]), dtype=dtype, device=META)
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in re.split("[x,]", text)]
 
 
 def _parameter_dtype(module: nn.Module | None) -> torch.dtype:
@@ -190,9 +209,9 @@ def _read_config(path: Path) -> Any:
     try:
         kind = json.loads(file.read_text(encoding="utf-8"))["model_type"]
     except FileNotFoundError:
+        seen = f"{str(path)!r} holds no config.json" if path.is_dir() else f"{str(path)!r} does not exist"
         raise ConfigurationError(
-            f"{str(path)!r} does not exist; expected a Hugging Face config.json, a folder that holds one, or "
-            "'package.module:factory'."
+            f"{seen}; expected a Hugging Face config.json, a folder that holds one, or 'package.module:factory'."
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(

@@ -174,7 +174,12 @@ def _peak(device: str | None, dtype: str, peak_tflops: float | None, bandwidth_t
     known = None
     if device is not None:
         needed = None if peak_tflops is not None else dtype
-        known = find_device(device, precision=needed, needs_bandwidth=bandwidth_tb_s is None)
+        known = find_device(
+            device,
+            precision=needed,
+            needs_bandwidth=bandwidth_tb_s is None,
+            instead="--peak-tflops (dense) and --bandwidth-tb-s",
+        )
     return override_peak(known, precision=dtype, peak_tflops=peak_tflops, bandwidth_tb_s=bandwidth_tb_s)
 
 

@@ -28,6 +28,8 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1
 """SI prefixes (BIPM, "The International System of Units", 9th edition, table 7), and B for billion as in "7B model"."""
 
 _NUMBER = re.compile(r"(?P<digits>(?:\d[\d_]*)?\.?\d+|\d[\d_]*\.?)(?P<exponent>[eE][+-]?\d+)?\s*(?P<suffix>[a-zA-Z]?)")
+_LARGEST_COUNT = 10**18
+"""No tensor has more elements (torch counts them in 64 bits), and products of three counts stay finite as floats."""
 _GROUPED_BY_COMMAS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 # Lower case is read as well ("7b", "15t"), but not "e", which belongs to exponents: 1e3.
 _FACTORS = {**SUFFIXES, **{suffix.lower(): factor for suffix, factor in SUFFIXES.items() if suffix != "E"}, "K": 1e3}
@@ -89,8 +91,10 @@ def count_parser(name: str) -> Callable[[str], int]:
 
     def count(text: str) -> int:
         value = parse_quantity(text, name=name)
-        if not value.is_integer():
-            raise ConfigurationError(f"{name} is {text!r}; expected a whole number, such as 8192 or 8k")
+        if not value.is_integer() or value > _LARGEST_COUNT:
+            raise ConfigurationError(
+                f"{name} is {text!r}; expected a whole number up to {_LARGEST_COUNT:.0e}, such as 8192 or 8k"
+            )
         return int(value)
 
     return _parser(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,32 @@ def test_quantities_with_suffixes_are_read(capsys: pytest.CaptureFixture[str]) -
     assert out["peak_flops_per_s"] == 1.5e15
     assert out["mfu"] == pytest.approx(6 * 70e9 * 3000 / (4 * 1.5e15))
     assert run_json(capsys, "--flops-per-s-per-gpu", "430T", "--gpu", "H100 SXM")["mfu"] == pytest.approx(430 / 989.4)
+
+
+def test_a_peak_that_was_meant_in_tflops_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = refuse(capsys, "--params", "70B", "--tokens-per-s", "900", "--peak-flops-per-s", "989")
+    assert "--peak-flops-per-s is 989 FLOP/s" in words
+    assert "such as 989T" in words
+
+
+def test_an_unknown_gpu_is_refused_with_what_this_command_takes_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    words = refuse(capsys, "--params", "70B", "--tokens-per-s", "900", "--gpu", "CocoNut 9000")
+    assert "give --peak-flops-per-s 989T (dense)" in words
+    assert "--peak-tflops" not in words
+
+
+def test_a_reading_that_the_clock_explains_is_not_called_impossible(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, *SEVENTY, "--tokens-per-s", "2400")  # 101.9%, and an H100 SXM boosts to 108.2%
+    assert "verdict: suspicious" in out
+    assert "108.2%" in out
+    assert "At most 100% is possible" not in out
+
+
+def test_few_gpu_hours_are_not_rounded_to_none(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, *SEVENTY, "--tokens-per-s", "900", "--tokens", "900", "--price", "2")  # one second
+    lines = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in out.splitlines() if "  " in line.strip())
+    assert lines["GPU-hours"] == "0.000278"  # 1 / 3600
+    assert lines["cost"] == "0.000556"
 
 
 def test_recompute_gives_an_hfu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,6 +366,18 @@ def test_a_withheld_reading_of_our_own_log_is_found_and_checked_again(
 def test_a_damaged_reading_of_our_own_is_refused_by_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = write(tmp_path / "m.jsonl", '{"schema": 1, "kind": "reading", "step": 1, "payload": {}}\n')
     assert "line 1: a reading of ours was expected" in refuse(capsys, log)
+
+
+def test_two_columns_of_one_name_are_never_mixed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = write(tmp_path / "m.csv", "step,tokens_per_s,tokens_per_s\n1,900,1\n2,910,2\n")
+    assert "It has: step, tokens_per_s (column 2), tokens_per_s (column 3)" in refuse(capsys, log, *SEVENTY)
+    chosen = run_json(capsys, log, *SEVENTY, "--tokens-per-s-column", "tokens_per_s (column 2)")
+    assert (chosen["tokens_per_s"], chosen["rows"]) == (905.0, 2)
+
+
+def test_a_json_array_is_refused_as_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = write(tmp_path / "m.json", '[{"step": 1, "tokens_per_s": 900}]')
+    assert "is a JSON array; expected one object a line" in refuse(capsys, log, *SEVENTY)
 
 
 # TensorBoard.

@@ -224,6 +224,12 @@ class ReadsValues(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x
 
+def fails():
+    raise ValueError("no weights here")
+
+def wants(width):
+    return nn.Linear(width, width)
+
 not_a_model = lambda: 3
 a_number = 3
 """
@@ -265,6 +271,11 @@ def test_lightning_s_example_input_is_used(capsys: pytest.CaptureFixture[str], p
         (("count_me:mlp",), "Give its inputs by shape"),
         (("count_me:mlp", "--shape", "5 by 8"), "2x3x224x224"),
         (("count_me:mlp", "--shape", "5x9"), "did not run on the meta device"),
+        (("count_me:mlp", "--shape", "0x8"), "'0x8' is not a shape; expected sizes above zero"),
+        (("count_me:fails",), r"count_me:fails\(\) failed: ValueError: no weights here.*torch.device\('meta'\)"),
+        (("count_me:wants",), r"count_me:wants\(\) failed: TypeError.*called without arguments"),
+        ((".",), r"holds no config.json"),
+        ((".", "--shape", "5x8"), "--shape 5x8 is for a model by import path"),
         (("count_me:ReadsValues", "--shape", "5x9"), "reads a torch.bool value.*Count a real step"),
         (("no/such/config.json",), "does not exist"),
         (("count_me.py",), "is no Hugging Face configuration"),

@@ -119,6 +119,12 @@ def test_a_peak_of_ones_own_needs_no_device(capsys: pytest.CaptureFixture[str]) 
         ((*SEVENTY[:4], "--device", "H100", "--mfu", "0.4"), "choose one of: H100 SXM5 80GB, H100 PCIe 80GB"),
         ((*SEVENTY[:4], "--device", "V100 SXM2", "--mfu", "0.4"), "has no bf16 unit"),
         ((*SEVENTY, "--precision", "bf17"), "bf17"),
+        ((*SEVENTY, "--convention", "dense"), "--convention is 'dense'; expected exact or palm"),
+        ((*SEVENTY, "--devices", "1e300"), "--devices is '1e300'; expected a whole number up to 1e+18"),
+        (
+            (*SEVENTY[:4], "--device", "CocoNut 9000", "--mfu", "0.4"),
+            "for another device give --peak-tflops 989 (dense)",
+        ),
         ((*SEVENTY, "--peak-tflops", "989T"), "expected units of 10^12 a second, such as 989"),
     ],
 )

@@ -152,6 +152,8 @@ def test_narrow_products_are_written_wider_unless_said_otherwise() -> None:
         (("matmul", "-m", "8", "-n", "8", "-k", "8", "--output-dtype", "x", *H100), "expected one of fp64"),
         (("matmul", "-m", "8", "-n", "8", "-k", "8", "--device", "A100 SXM4"), "choose one of A100 SXM4 40GB"),
         (("add", "--elements", "1M", "--device", "H100"), "choose one of"),
+        (("add", "--elements", "1M", "--device", "CocoNut"), "give --peak-tflops (dense) and --bandwidth-tb-s"),
+        (("matmul", "-m", "1e308", "-n", "8", "-k", "8", *H100), "--m is '1e308'; expected a whole number up to 1e+18"),
         (("ridge", *H100, "--bandwidth-tb-s", "3.35e12"), "expected units of 10^12 a second, such as 3.35"),
     ],
 )

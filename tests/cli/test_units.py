@@ -88,5 +88,6 @@ def test_a_fraction_outside_its_range_is_refused_with_both_spellings(text: str) 
 
 def test_counts_are_whole_numbers() -> None:
     assert count_parser("--devices")("8k") == 8000
-    with pytest.raises(typer.BadParameter, match=r"--devices is '1.5'; expected a whole number"):
-        count_parser("--devices")("1.5")
+    for text in ("1.5", "1e308", "1e19"):
+        with pytest.raises(typer.BadParameter, match=rf"--devices is '{text}'; expected a whole number up to 1e\+18"):
+            count_parser("--devices")(text)
