@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
+from mfu_monitor._stages import warn
+from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
+from mfu_monitor.sinks import ConsoleSink, Event, JsonlSink, Sink, TensorBoardSink
 
-__all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers"]
+__all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers", "writable_jsonl"]
 
 _REMEMBERED_STEPS = 10_000
 """More than a window, and more than one that is read late; a bound, so that a long run does not grow."""
@@ -71,6 +74,21 @@ def sinks_for_loggers(loggers: Iterable[Any], *, at_step: Callable[[int], int], 
     """One sink for each logger, so that one that fails leaves the others alone; a console line without any logger."""
     sinks: list[Sink] = [LoggerSink(logger, at_step, _tensorboard(logger, layout=layout)) for logger in loggers]
     return sinks or [ConsoleSink()]
+
+
+def writable_jsonl(path: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
+    """The path, or None with a warning where it cannot be written by now: the run and the other sinks go on.
+
+    The callback's constructor has refused what was wrong then; a disk can be unmounted or made read-only later.
+    """
+    if path is None:
+        return None
+    try:
+        JsonlSink(os.fspath(path))
+    except ConfigurationError as error:
+        warn(f"{error} No file is written in this run; readings go to the loggers.", StageDisabledWarning)
+        return None
+    return path
 
 
 def _tensorboard(logger: Any, *, layout: bool) -> Sink | None:

@@ -14,7 +14,8 @@ def wrap_method(owner: Any, name: str, around: Callable[..., AbstractContextMana
     """Run ``owner.name(...)`` inside the context manager that ``around(...)`` makes of the same arguments.
 
     The wrapper is an attribute of this one object; its class and other objects are untouched. Calls that come after the
-    wrapper was taken away (somebody may have kept it) are only passed on.
+    wrapper was taken away (somebody may have kept it) are only passed on. A copy of the owner
+    (``copy``, ``pickle``) has its own method and no wrapper.
 
     Args:
         owner: the object.
@@ -27,18 +28,10 @@ def wrap_method(owner: Any, name: str, around: Callable[..., AbstractContextMana
     """
     original = getattr(owner, name)
     had_own = name in owner.__dict__
-    is_active = True
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not is_active:
-            return original(*args, **kwargs)
-        with around(*args, **kwargs):
-            return original(*args, **kwargs)
+    wrapper = _Wrapper(original, around)
 
     def restore() -> None:
-        nonlocal is_active
-        is_active = False
+        wrapper.is_active = False
         if owner.__dict__.get(name) is not wrapper:
             return
         if had_own:
@@ -48,3 +41,26 @@ def wrap_method(owner: Any, name: str, around: Callable[..., AbstractContextMana
 
     setattr(owner, name, wrapper)
     return restore
+
+
+class _Wrapper:
+    """Calls the original inside a context manager. An object and no closure, so that it decides how it is copied."""
+
+    def __init__(self, original: Callable[..., Any], around: Callable[..., AbstractContextManager[None]]) -> None:
+        functools.update_wrapper(self, original)
+        self._original, self._around = original, around
+        self.is_active = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_active:
+            return self._original(*args, **kwargs)
+        with self._around(*args, **kwargs):
+            return self._original(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A bound method is copied together with its object: the copy of a trainer must not call the first one's.
+        return _itself, (self._original,)
+
+
+def _itself(value: Any) -> Any:
+    return value

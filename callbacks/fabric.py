@@ -13,7 +13,7 @@ from mfu_monitor.sinks import Sink
 from mfu_monitor.utilization import UtilizationReading
 
 from ._guard import Guarded, guarded
-from ._loggers import sinks_for_loggers
+from ._loggers import sinks_for_loggers, writable_jsonl
 
 __all__ = ["FabricMFUMonitor"]
 
@@ -66,7 +66,7 @@ class FabricMFUMonitor(Guarded):
         config = self.config.with_options(
             {
                 "device": self.config.device or fabric.device,
-                "jsonl": self.config.jsonl if fabric.is_global_zero else None,
+                "jsonl": writable_jsonl(self.config.jsonl) if fabric.is_global_zero else None,
             }
         )
         model = getattr(module, "module", module)  # Fabric's wrapper would put its own name before every module's
@@ -92,8 +92,8 @@ class FabricMFUMonitor(Guarded):
         self.on_train_batch_start(batch)
         try:
             yield
-        except BaseException:
-            self.on_exception()
+        except BaseException as exception:
+            self.on_exception(exception)
             raise
         self.on_train_batch_end()
 
@@ -147,8 +147,9 @@ class FabricMFUMonitor(Guarded):
         self.close()
 
     def on_exception(self, exception: BaseException | None = None) -> None:
-        """Forget the step that was running; no hook or mode is left."""
-        self._call(lambda monitor: monitor.abort_step())
+        """Forget the step that was running; no hook, mode or meter is left."""
+        kind = BaseException if exception is None else type(exception)
+        self._call(lambda monitor: monitor.abort_step(kind, exception))
 
     def close(self) -> None:
         """Report the last window and close the files. May be called twice."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
 
 from ._guard import Guarded, guarded
-from ._loggers import LoggingSteps, sinks_for_loggers
+from ._loggers import LoggingSteps, sinks_for_loggers, writable_jsonl
 from ._patch import wrap_method
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self.tensorboard_layout = tensorboard_layout
         self.monitor: Monitor | None = None
         self._state: dict[str, Any] = {}
+        self._is_state_of_past_run = False
         self._is_measuring = False
         self._logging_steps = LoggingSteps()
         self._optimizer_steps = 0
@@ -152,6 +153,12 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._pauses: list[str] = []
         self._unwrap: list[Callable[[], None]] = []
         self._sees_fetches = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also one that is sent to a spawned process, has the options and totals; it measures nothing yet."""
+        self._keep_state()
+        idle = {"monitor": None, "_is_measuring": False, "_published": None, "_logging_steps": LoggingSteps()}
+        return {**self.__dict__, **idle, "_pauses": [], "_unwrap": []}
 
     @property
     def reading(self) -> UtilizationReading | None:
@@ -167,6 +174,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._logging_steps = LoggingSteps()
         self.monitor = Monitor(pl_module, config=self._config_for(trainer), sinks=self._sinks(trainer))
         self._is_measuring = True
+        if self._is_state_of_past_run and trainer.fit_loop.total_batch_idx < 0:
+            self._state = {}  # the same callback in a new trainer: another run, with another model perhaps
         if self._state:
             self.monitor.load_state_dict(self._state)
         self._wrap(trainer)
@@ -268,7 +277,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of a checkpoint; it is used when training starts."""
-        self._state = dict(state_dict)
+        self._state = dict(state_dict) if isinstance(state_dict, Mapping) else {}
+        self._is_state_of_past_run = False
 
     @guarded
     def _keep_state(self) -> None:
@@ -283,7 +293,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             {
                 "log_every_n_steps": config.log_every_n_steps or trainer.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS,
                 "device": config.device or trainer.strategy.root_device,
-                "jsonl": config.jsonl if trainer.is_global_zero else None,
+                "jsonl": writable_jsonl(config.jsonl) if trainer.is_global_zero else None,
                 "promised_precision": config.promised_precision or _promised_precision(trainer),
                 "total_steps": config.total_steps or _total_batches(trainer),
             }
@@ -370,12 +380,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         for name in _PROGRESS_METRICS:
             if (value := getattr(reading, name)) is None:
                 trainer.callback_metrics.pop(name, None)
+                continue
+            # A tensor on the CPU: of a plain float Lightning makes one on the device, and showing it would wait.
+            tensor = torch.tensor(float(value))
+            if on_step:
+                pl_module.log(name, tensor, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
             else:
-                # A tensor on the CPU: of a plain float Lightning makes one on the device, and showing it would wait.
-                tensor = torch.tensor(float(value))
-                pl_module.log(
-                    name, tensor, prog_bar=True, logger=False, on_step=on_step, on_epoch=not on_step, batch_size=1
-                )
+                # At the end of an epoch Lightning would ask to average over the ranks, and each has the world's figure.
+                trainer.callback_metrics[name] = tensor
+                trainer.progress_bar_metrics[name] = float(value)
 
     def _release(self) -> None:
         while self._unwrap:
@@ -386,7 +399,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._is_measuring = False
         monitor.abort_step()
         monitor.close()
-        self._state = monitor.state_dict()
+        self._state, self._is_state_of_past_run = monitor.state_dict(), True
 
 
 def _logging_step(trainer: Any) -> int:

@@ -22,6 +22,7 @@ from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
 from mfu_monitor.utilization import UtilizationReading
 
 from ._guard import Guarded, guarded
+from ._loggers import writable_jsonl
 from ._patch import wrap_method
 
 try:
@@ -81,7 +82,7 @@ class MFUCallback(Guarded, TrainerCallback):
             {
                 "log_every_n_steps": self.config.log_every_n_steps or _window_of(args),
                 "device": self.config.device or args.device,
-                "jsonl": self.config.jsonl if args.process_index == 0 else None,
+                "jsonl": writable_jsonl(self.config.jsonl) if args.process_index == 0 else None,
                 "promised_precision": self.config.promised_precision or _promised_precision(args),
             }
         )

@@ -99,9 +99,10 @@ def _writable(path: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.open("a", encoding="utf-8").close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"jsonl={str(path)!r} cannot be written ({type(error).__name__}: {error.strerror or error}). Give the "
+            f"jsonl={str(path)!r} cannot be written ({type(error).__name__}: {reason}). Give the "
             "path of a file, in a directory where this process may write, for example jsonl='runs/mfu.jsonl'."
         ) from error
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -74,6 +75,18 @@ def test_an_exception_in_a_step_passes_and_the_step_is_forgotten(recorded: list[
     with pytest.raises(RuntimeError, match="diverged"), monitor.step(torch.ones(3, 4)):
         raise RuntimeError("diverged")
     assert [call[0] for call in recorded[0].calls] == ["begin_step", "abort_step"]
+
+
+def test_after_an_exception_in_a_step_nothing_of_ours_listens_to_the_garbage_collector() -> None:
+    before = list(gc.callbacks)
+    monitor = FabricMFUMonitor()
+    setup(monitor)
+    step = monitor.step(torch.ones(3, 4))
+    step.__enter__()
+    assert gc.callbacks != before
+    is_swallowed = step.__exit__(RuntimeError, RuntimeError("diverged"), None)
+    assert not is_swallowed
+    assert gc.callbacks == before
 
 
 def test_saving_can_be_left_out_of_the_window(recorded: list[Any]) -> None:

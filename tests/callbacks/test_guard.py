@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -134,3 +136,16 @@ def test_a_wrapper_of_the_users_from_later_stays_and_ours_below_it_falls_silent(
     restore()
     assert trainer.save("a") == "SAVED A"
     assert seen == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))])
+def test_a_copy_of_the_object_has_its_own_method_and_no_wrapper(copied: Any) -> None:
+    trainer = Trainer()
+    seen: list[str] = []
+    wrap_method(trainer, "save", tracing(seen))
+    other = copied(trainer)
+    assert other.save("a") == "saved a"
+    assert other.save.__self__ is other
+    assert seen == []
+    assert trainer.save("b") == "saved b"
+    assert seen == ["before b", "after"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import signal
 import warnings
 from dataclasses import fields
@@ -224,6 +226,66 @@ def test_state_goes_into_the_checkpoint_as_plain_types_and_comes_back(run: Any, 
     assert saved["MFUMonitor"] == {"total_steps": run.batches}
     run.trainer(MFUMonitor(), max_epochs=2).fit(run.module(), run.loader(), ckpt_path=path)
     assert recorded[1].state == {"total_steps": 2 * run.batches}
+
+
+def test_a_state_of_another_kind_is_no_state(run: Any, recorded: list[Any]) -> None:
+    monitor = MFUMonitor()
+    monitor.load_state_dict([1, 2])
+    run.trainer(monitor).fit(run.module(), run.loader())
+    assert recorded[0].state == {"total_steps": run.batches}
+
+
+def test_the_same_callback_goes_on_in_the_same_trainer_and_starts_afresh_in_another(
+    run: Any, recorded: list[Any]
+) -> None:
+    monitor = MFUMonitor()
+    trainer = run.trainer(monitor)
+    trainer.fit(run.module(), run.loader())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(run.module(), run.loader())
+    run.trainer(monitor).fit(run.module(), run.loader())
+    assert [made.state["total_steps"] for made in recorded] == [run.batches, 2 * run.batches, run.batches]
+
+
+def test_a_copy_made_while_it_measures_has_the_options_and_the_totals_and_measures_nothing(run: Any) -> None:
+    class Copier(run.pl.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.trainer: Any = None
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 2:
+                self.trainer = copy.deepcopy(trainer)
+
+    copier = Copier()
+    original = MFUMonitor(peak=1e12, log_every_n_steps=3)
+    run.trainer(original, copier).fit(run.module(), run.loader())
+    monitor = copier.trainer.callbacks[0]
+    assert copier.trainer.save_checkpoint.__self__ is copier.trainer
+    assert (monitor.config, monitor.monitor) == (original.config, None)
+    assert monitor.state_dict()["totals"]["steps"] == 2
+    assert original.monitor is not None
+    assert original.monitor.totals["steps"] == run.batches
+
+
+def test_a_callback_that_was_used_before_can_be_sent_to_a_spawned_process(run: Any) -> None:
+    monitor = MFUMonitor(peak=1e12)
+    run.trainer(monitor).fit(run.module(), run.loader())
+    assert monitor.reading is not None
+    # Lightning itself hangs the module's `log` and `log_dict` on every callback; the module is the user's to pickle.
+    ours = {name: value for name, value in monitor.__getstate__().items() if name not in ("log", "log_dict")}
+    assert pickle.loads(pickle.dumps(ours))["config"] == monitor.config
+
+
+def test_a_file_that_can_no_longer_be_written_is_one_warning_and_the_rest_goes_on(
+    run: Any, recorded: list[Any]
+) -> None:
+    path = run.folder / "mfu.jsonl"
+    monitor = MFUMonitor(jsonl=str(path))
+    path.mkdir()  # after the constructor has found nothing wrong
+    with pytest.warns(StageDisabledWarning, match=r"mfu.jsonl.* cannot be written .*No file is written in this run"):
+        run.trainer(monitor).fit(run.module(), run.loader())
+    assert len(steps_of(recorded[0])) == run.batches
+    assert recorded[0].config.jsonl is None
 
 
 def test_validate_and_test_alone_measure_nothing(run: Any, recorded: list[Any]) -> None:
