@@ -5,7 +5,8 @@ An operator is ignored when it is in a list below, or by one of these rules:
 * it only makes a view: its schema says that every result aliases an argument;
 * torch tags it ``pointwise`` or ``view_copy``;
 * it is the in-place form (``relu_``), the list form (``_foreach_add``) or the gradient (``tanh_backward``) of an
-  ignored operator: the gradient of what has no products has none.
+  ignored operator: the gradient of what has no products has none;
+* it packs a quantised weight for its kernel, or unpacks one (``quantized::linear_prepack``): a copy.
 
 What has a formula is looked up first, so nothing here can hide a product. What is in no list and under no rule is
 decomposed, or reported.
@@ -198,6 +199,9 @@ IGNORED_NAMESPACES = frozenset(
 )
 """Namespaces without products."""
 
+PACKING_SUFFIXES = ("_prepack", "_prepack_fp16", "_unpack", "_unpack_fp16", "_unpack_sizes")
+"""Ends of names in the quantized namespaces that rearrange a weight."""
+
 REPORTED: Mapping[str, str] = {
     "aten::_sparse_sparse_matmul": "its FLOPs depend on where the entries of the two sparse matrices meet",
     "aten::linalg_matrix_exp": "how many products it takes depends on the values",
@@ -225,8 +229,10 @@ def is_ignored(name: str) -> bool:
     """
     if name in REPORTED:
         return False
-    namespace, _, _ = name.partition("::")
+    namespace, _, bare = name.partition("::")
     if namespace in IGNORED_NAMESPACES or name in _LISTED:
+        return True
+    if namespace in ("quantized", "_quantized") and bare.endswith(PACKING_SUFFIXES):
         return True
     if any(_is_tagged(overload) or _only_makes_views(overload) for overload in _overloads(name)):
         return True

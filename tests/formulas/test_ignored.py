@@ -102,7 +102,15 @@ def test_no_ignored_name_sounds_like_a_product_without_a_reason() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["aten::mm", "aten::addmm_", "aten::_foreach_mm", "aten::convolution_backward", "aten::linalg_matrix_exp"],
+    [
+        "aten::mm",
+        "aten::addmm_",
+        "aten::_foreach_mm",
+        "aten::convolution_backward",
+        "aten::linalg_matrix_exp",
+        "quantized::linear",
+        "somelib::linear_prepack",  # the rule holds for torch's own packing only
+    ],
 )
 def test_products_are_never_ignored(name: str) -> None:
     assert not is_ignored(name)
@@ -125,6 +133,8 @@ def test_products_are_never_ignored(name: str) -> None:
         "c10d::allreduce_",
         "_c10d_functional::all_reduce",
         "bitsandbytes::dequantize_4bit",  # not installed here: by name
+        "quantized::linear_prepack",  # packing a weight
+        "quantized::conv2d_unpack",
     ],
 )
 def test_operators_without_products_are_ignored(name: str) -> None:
