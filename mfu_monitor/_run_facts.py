@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mfu_monitor.config import MonitorConfig
 from mfu_monitor.hardware.measure import cached_peak
@@ -84,7 +85,7 @@ def by_users_figure(window: StepWindow, flops_per_batch: float) -> StepWindow:
 
 def _bytes_of(model: nn.Module | None) -> dict[str, Any]:
     parameters = [] if model is None else list(model.parameters())
-    if not parameters:
+    if not parameters or any(map(is_lazy, parameters)):  # a lazy module has no sizes before its first forward
         return {}
     return {
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),

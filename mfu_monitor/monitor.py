@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import weakref
@@ -372,8 +373,10 @@ class Monitor:
         }
 
     def _emit(self, event: Event) -> None:
-        for sink in list(self._sinks):
-            self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
+        # A sink draws the pictures only now, and like making them that is no time of the training's.
+        with self.paused(event.kind) if event.figures else contextlib.nullcontext():
+            for sink in list(self._sinks):
+                self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
 
     def _with_sink(self, sink: Sink, action: Callable[[], None]) -> None:
         try:

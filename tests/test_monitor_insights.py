@@ -174,6 +174,27 @@ class TestOutlook:
         assert "plots/waterfall" in first.figures
         assert "%" in first.text
 
+    def test_the_time_in_which_a_sink_draws_them_is_in_no_window(self, bench: Any) -> None:
+        peak = mm.DevicePeak(
+            device_name="test", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.4}, bytes_per_s=1e12, source="user"
+        )
+
+        class SlowPainter:
+            def emit(self, event: Any) -> None:
+                bench.clock.advance(5.0 * len(event.figures))
+
+            def close(self) -> None:
+                pass
+
+        monitor = bench.monitor(log_every_n_steps=2, peak=peak)
+        monitor.add_sink(SlowPainter())
+        bench.run(monitor, 6)
+        drawn = bench.sink.of_kind("outlook")[0].figures
+        last = [event.payload["window"] for event in bench.sink.of_kind("reading")]
+        assert len(drawn) > 0
+        assert [window["elapsed_s"] for window in last] == approx([1.0, 2.0, 2.0])  # the first step was counted
+        assert last[1]["excluded_s"]["outlook"] == approx(5.0 * len(drawn))
+
 
 class TestMeasuredPeak:
     """A peak that was measured while the machine was busy."""

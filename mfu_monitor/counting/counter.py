@@ -11,6 +11,7 @@ from mfu_monitor.counting.dispatch import CountingMode
 from mfu_monitor.counting.inductor import eager_where_guards_notice_us
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.errors import ConfigurationError
 
 __all__ = ["FlopCounter"]
 
@@ -27,6 +28,9 @@ class FlopCounter:
         count_no_grad_as_model: count forwards without gradient in a training step (a teacher, a frozen tower under
             ``no_grad``) as model work; by default they are ``other_flops``.
 
+    Raises:
+        ConfigurationError: the model is no module; or the same counter is entered again inside its own block.
+
     Example:
         >>> with mm.FlopCounter(model) as counter:
         ...     loss = model(x).sum(); loss.backward(); optimizer.step()
@@ -34,6 +38,11 @@ class FlopCounter:
     """
 
     def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise ConfigurationError(
+                f"model={model!r} ({type(model).__name__}) is not allowed: expected a torch.nn.Module or "
+                "None; example: with mm.FlopCounter(model) as counter: ..."
+            )
         self._model = model
         self._count_no_grad_as_model = count_no_grad_as_model
         self._observer: StepObserver | None = None
@@ -48,14 +57,19 @@ class FlopCounter:
         return self._observer.record() if self._observer is not None else StepRecord()
 
     def __enter__(self) -> FlopCounter:
+        if self._observer is not None:
+            raise ConfigurationError(
+                "this FlopCounter is counting already, and was entered again inside its own block. Make another for "
+                "the inner block: with mm.FlopCounter(model) as inner: ... (what runs there counts in both)"
+            )
         self._record = None
-        self._observer = observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
+        observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
         with ExitStack() as installed:
             installed.enter_context(eager_where_guards_notice_us())
             installed.enter_context(observer.compiled_graphs)
             installed.enter_context(observer.opaque)
             installed.enter_context(CountingMode(observer))
-            self._installed = installed.pop_all()
+            self._installed, self._observer = installed.pop_all(), observer
         return self
 
     def __exit__(

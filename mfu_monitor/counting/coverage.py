@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mfu_monitor.counting.records import UncoveredParameter
 from mfu_monitor.counting.scope import clean_fqn
@@ -18,7 +19,7 @@ class ParameterCoverage:
 
     def __init__(self, model: nn.Module | None) -> None:
         named = [] if model is None else list(model.named_parameters())
-        self._sizes = {clean_fqn(name): p.numel() for name, p in named}
+        self._sizes = {clean_fqn(name): p.numel() for name, p in named if not is_lazy(p)}
         self._owner = {address: clean_fqn(name) for name, p in named for address in _addresses(p)}
         """Parameter by the storages it is made of: one, or the local parts of a wrapper such as a DTensor."""
         self._touched: set[int] = set()
@@ -58,6 +59,8 @@ class ParameterCoverage:
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
+    if is_lazy(tensor):
+        return []  # of a lazy module before its first forward: it has neither shape nor storage
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return [_address(tensor)]
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]

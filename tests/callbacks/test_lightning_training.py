@@ -7,6 +7,7 @@ import gc
 import random
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from mfu_monitor.callbacks import MFUMonitor
+from mfu_monitor.errors import MFUMonitorWarning
 from mfu_monitor.sinks import read_jsonl
 
 B, S, C, VOCABULARY = 2, 8, 16, 32
@@ -367,3 +369,20 @@ def test_manual_optimization_with_two_optimizers_counts_what_each_batch_runs(lig
     assert [r.last_step for r in readings] == [3, 7, 11]
     assert all(r.window.model_flops == r.window.steps * MODEL_FLOPS for r in readings)
     assert readings[-1].window.optimizer_s is not None
+
+
+def test_lazy_modules_are_measured_like_any_other(lightning_run: Any) -> None:
+    def no_dropout(self: Any, batch: Tensor, batch_idx: int) -> Tensor:
+        loss: Tensor = self.layers(batch).pow(2).mean()
+        return loss
+
+    module = lightning_run.module(training_step=no_dropout)
+    module.layers = nn.Sequential(nn.LazyLinear(16), nn.Tanh(), nn.Linear(16, 1))
+    monitor = MFUMonitor(peak=PEAK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MFUMonitorWarning)
+        lightning_run.trainer(monitor).fit(module, lightning_run.loader())
+    rows, width = 4, 8  # of the loader; forward and weights' gradients, and the hidden layer's gradient
+    step_flops = 2 * (2 * rows * width * 16) + 3 * (2 * rows * 16 * 1)
+    assert monitor.monitor is not None
+    assert monitor.monitor.totals["model_flops"] == lightning_run.batches * step_flops

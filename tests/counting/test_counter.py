@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.errors import ConfigurationError
 
 
 def count(model: nn.Module | None, run) -> StepRecord:
@@ -428,3 +429,33 @@ def test_a_freed_mask_leaves_no_trace_on_tensors_that_take_its_place():
         record = count(layer, step)
     attention, linear = 6 * (2 * 2 * 3 * 55 * 8), 3 * (2 * 60 * 8 * 8)
     assert record.model_flops == 20 * (attention + linear)
+
+
+def test_a_lazy_module_is_counted_from_the_step_that_gives_it_its_shape():
+    model = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 3))
+    with FlopCounter(model) as counter:
+        model(torch.ones(5, 4)).sum().backward()
+    # 5 rows: forward 2*5*4*6 and 2*5*6*3; gradients of both weights and of the hidden layer, the input wants none.
+    assert counter.record.model_flops == 2 * (2 * 5 * 4 * 6) + 3 * (2 * 5 * 6 * 3)
+    assert counter.record.by_module()["0"].model_flops == 2 * (2 * 5 * 4 * 6)
+    assert not counter.record.is_lower_bound
+
+
+def test_a_counter_inside_its_own_block_is_refused_and_leaves_nothing_behind():
+    model = nn.Linear(4, 3)
+    counter = FlopCounter(model)
+    with counter:
+        model(torch.ones(2, 4))
+        with pytest.raises(ConfigurationError, match="entered again inside its own block"):
+            counter.__enter__()
+    assert counter.record.model_flops == 2 * 2 * 4 * 3
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    with counter, FlopCounter(model) as inner:  # one after the other, and another one inside, are fine
+        model(torch.ones(2, 4))
+    assert counter.record.model_flops == inner.record.model_flops == 2 * 2 * 4 * 3
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_a_model_that_is_no_module_is_refused_with_what_was_given():
+    with pytest.raises(ConfigurationError, match=r"model=3 \(int\) is not allowed"):
+        FlopCounter(3)
