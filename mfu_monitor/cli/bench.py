@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Measure the achievable peak: the best product by precision over many shapes, and the streaming bandwidth."""
         try:
+            _check_can_write(output)
             report = _run(device or _default_device(), precision, seconds=seconds)
             write_report(report, output)
         except ConfigurationError as error:
@@ -46,6 +48,15 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(report.to_dict(), indent=1))
         else:
             _print(report, output)
+
+
+def _check_can_write(output: Path) -> None:
+    """Before the minutes of measuring, not after them."""
+    if output.is_dir():
+        raise ConfigurationError(f"--output {str(output)!r} is a folder; expected a file, such as bench.json")
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(output if output.exists() else folder, os.W_OK):
+        raise ConfigurationError(f"--output {str(output)!r} cannot be written; example: --output bench.json")
 
 
 def _default_device() -> str:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mfu_monitor.cli.devices import rows_by_product
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.cpu import CpuPeakRange, cpu_peak_range, read_cpu
 from mfu_monitor.hardware.detect import device_peak, properties_of
@@ -115,11 +116,18 @@ def _print_peak(peak: DevicePeak) -> None:
         table.add_column(column, justify="right")
     for precision in PRECISIONS:
         ridge = peak.ridge_point(precision)
-        cells = (_tera(peak.flops_per_s(precision)) or "-", f"{ridge:.0f}" if ridge else "-")
+        cells = (_tera(peak.flops_per_s(precision)) or "-", _ridge_text(ridge))
         table.add_row(precision, *cells, _tera(peak.sparse_flops_per_s(precision)) or "-")
     console.print(table)
     for line in _facts(peak):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _ridge_text(ridge: float | None) -> str:
+    """Whole FLOP/byte; two digits where that would be zero or one."""
+    if ridge is None:
+        return "-"
+    return f"{ridge:.0f}" if ridge >= 10 else f"{ridge:.2g}"
 
 
 def _facts(peak: DevicePeak) -> list[str]:
@@ -214,8 +222,10 @@ def markdown_page() -> str:
 def _unknown_text(name: str, reason: str) -> str:
     near = nearest_names(name)
     names = f"\nnearest names: {', '.join(near)}" if near else ""
+    keys = [row.key for row in rows_by_product(name)]
+    products = f"\nproducts of that name, by the keys to ask for them: {', '.join(keys)}" if keys else ""
     return (
-        f"no dense peak is known for {name!r}: {reason}.{names}\n"
+        f"no dense peak is known for {name!r}: {reason}.{names}{products}\n"
         f"what to do: measure it on the device (`mfu-monitor bench`, or peak='measure'), give a number "
         f"(peak={{'bf16': 989.4e12}}), derive it (peak='derive'), or add it in a YAML file "
         f"(configs/custom_device.yaml, --devices FILE)."

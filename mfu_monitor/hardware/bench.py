@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -143,8 +144,8 @@ def run_bench(
     place = as_device(device)
     names = tuple(literal_precision(p) for p in precisions or default_precisions(place))
     tried = tuple(shapes or bench_shapes(place.type))
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds={seconds!r}: expected a number above zero; example: --seconds 60")
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"seconds={seconds!r}: expected a finite number above zero; example: --seconds 60")
     share_s = seconds / (len(names) * len(tried))
     known = device_peak(place, warn=False)
     notify = on_progress or (lambda _: None)

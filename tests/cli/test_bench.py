@@ -32,12 +32,28 @@ def test_a_short_bench_on_the_cpu_prints_and_saves_what_it_measured(tmp_path: Pa
     assert f"saved to {output}" in result.stdout
 
 
+@pytest.mark.parametrize(("name", "words"), [("folder", "is a folder"), ("file/bench.json", "cannot be written")])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    measured: list[str] = []
+    monkeypatch.setattr("mfu_monitor.cli.bench.run_bench", lambda *args, **options: measured.append("run"))
+    result = run("--device", "cpu", "--output", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert measured == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--device", "toaster"], "cannot measure on 'toaster'"),
         (["--device", "cpu", "--precision", "fp33"], "unknown precision 'fp33'"),
         (["--device", "cpu", "--seconds", "0"], "seconds=0.0"),
+        (["--device", "cpu", "--seconds", "nan"], "seconds=nan"),
+        (["--device", "cpu", "--seconds", "inf"], "seconds=inf"),
     ],
 )
 def test_wrong_arguments_go_to_stderr_with_exit_code_2(arguments: list[str], words: str) -> None:

@@ -59,6 +59,20 @@ def test_an_unknown_name_exits_with_2_names_the_nearest_and_says_what_to_do() ->
         assert words in result.stderr
 
 
+def test_a_product_name_that_no_driver_reports_is_answered_with_the_keys_of_its_products() -> None:
+    """`audit --gpu "H100 SXM"` takes the words of a product; here only what a driver says is one device's name."""
+    assert "by the keys to ask for them: h100-sxm5\n" in run("H100 SXM").stderr
+    keys = run("A100").stderr.split("ask for them: ")[1].splitlines()[0]
+    assert keys.split(", ") == ["a100-sxm4-40gb", "a100-sxm4-80gb", "a100-pcie-40gb", "a100-pcie-80gb"]
+    assert "ask for them" not in run("CocoNut 9000").stderr
+
+
+def test_a_ridge_point_below_ten_keeps_its_digits() -> None:
+    # An H20 does 1 TFLOP/s in fp64 and 4 TB/s.
+    (line,) = [line for line in run("h20").stdout.splitlines() if "fp64" in line and line.startswith("│")]
+    assert [cell.strip() for cell in line.split("│")[2:4]] == ["1", "0.25"]
+
+
 def test_the_real_command_writes_its_error_to_stderr_with_exit_code_2() -> None:
     command = [sys.executable, "-c", "from mfu_monitor.cli import main; main()", "peaks", "CocoNut 9000"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
