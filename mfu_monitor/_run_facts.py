@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import sys
 from typing import Any
 
 import torch
@@ -39,9 +41,9 @@ class RunFacts:
     def flops_per_batch(self) -> float | None:
         """The user's own figure: an option, or ``model.flops_per_batch`` as Lightning's ThroughputMonitor wants it."""
         value = self._config.flops_per_batch or getattr(self._model, "flops_per_batch", None)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):  # numpy's numbers are Real too
             return None
-        return float(value)
+        return float(value) if 0 < value <= sys.float_info.max else None
 
     @property
     def uses_own_figure(self) -> bool:

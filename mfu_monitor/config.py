@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import math
+import numbers
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -159,8 +160,8 @@ def _check_positive_int(key: str, value: Any) -> None:
 
 
 def _check_positive_number(key: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and math.isfinite(value) and value > 0):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's numbers too
+    if value is not None and not (is_number and 0 < value <= sys.float_info.max):
         raise _refuse(key, value, "a number above 0, or None", "1.5e15" if key == "flops_per_batch" else "2.5")
 
 
@@ -238,7 +239,7 @@ def _check_bool(key: str, value: Any) -> None:
 def _check_jsonl(value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
         raise _refuse("jsonl", value, "the path of a file", "'runs/mfu.jsonl'")
     path = Path(value)
     if path.is_dir():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mfu_monitor._run_facts import RunFacts
 from mfu_monitor.config import MonitorConfig
 from mfu_monitor.errors import ConfigurationError
 
@@ -32,6 +34,11 @@ from mfu_monitor.errors import ConfigurationError
         ("jsonl", 5, "the path of a file"),
         ("jsonl", "", "the path of a file"),
         ("jsonl", "/", "not of a folder"),
+        ("jsonl", "runs\0/mfu.jsonl", "the path of a file"),
+        ("flops_per_batch", 0, "a number above 0"),
+        ("flops_per_batch", float("nan"), "a number above 0"),
+        ("flops_per_batch", 10**400, "a number above 0"),
+        ("price_per_device_hour", "2", "a number above 0"),
     ],
 )
 def test_a_wrong_value_is_refused_by_key_value_and_what_is_allowed(key: str, value: Any, allowed: str) -> None:
@@ -43,7 +50,7 @@ def test_a_wrong_value_is_refused_by_key_value_and_what_is_allowed(key: str, val
     assert f"example: {key}=" in message
 
 
-@pytest.mark.parametrize("peak", [-1.0, 0, float("nan"), "guess", {"bf17": 1e12}, {"bf16": -1}, []])
+@pytest.mark.parametrize("peak", [-1.0, 0, float("nan"), "guess", {"bf17": 1e12}, {"bf16": -1}, [], 10**400])
 def test_a_wrong_peak_is_refused(peak: Any) -> None:
     with pytest.raises(ConfigurationError, match="peak"):
         MonitorConfig(peak=peak)
@@ -52,6 +59,15 @@ def test_a_wrong_peak_is_refused(peak: Any) -> None:
 @pytest.mark.parametrize("peak", ["auto", "measure", 989.4e12, {"bf16": 989.4e12}])
 def test_every_kind_of_peak_is_taken(peak: Any) -> None:
     assert MonitorConfig(peak=peak).peak == peak
+
+
+@pytest.mark.parametrize("flops", [600, 6e2, np.int64(600), np.float32(600)])
+def test_the_users_flops_may_be_of_any_numeric_type(flops: Any) -> None:
+    config = MonitorConfig(flops_per_batch=flops)
+    assert RunFacts(None, config, torch.device("cpu")).flops_per_batch == 600.0
+    model = torch.nn.Module()
+    model.flops_per_batch = flops
+    assert RunFacts(model, MonitorConfig(), torch.device("cpu")).flops_per_batch == 600.0
 
 
 def test_a_wrong_tokens_path_is_refused() -> None:

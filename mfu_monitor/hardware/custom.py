@@ -94,7 +94,7 @@ def positive_rate(value: Any, where: str) -> float:
     """
     try:
         rate = float(value) if not isinstance(value, bool) else float("nan")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         rate = float("nan")
     if not 0 < rate < float("inf"):
         raise ConfigurationError(
