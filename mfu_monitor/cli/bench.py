@@ -14,8 +14,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.hardware.bench import BenchReport, bench_shapes, default_precisions, run_bench, write_report
-from mfu_monitor.hardware.measure import as_device
+from mfu_monitor.hardware.bench import (
+    BenchReport,
+    bench_shapes,
+    default_precisions,
+    present_device,
+    run_bench,
+    write_report,
+)
 from mfu_monitor.hardware.precision import literal_precision
 
 __all__ = ["register"]
@@ -65,7 +71,7 @@ def _default_device() -> str:
 
 
 def _run(device: str, precisions: list[str] | None, *, seconds: float) -> BenchReport:
-    place = as_device(device)
+    place = present_device(device)
     names = tuple(literal_precision(name) for name in precisions or default_precisions(place))
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True

@@ -44,7 +44,8 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole table as a Markdown page.")] = False,
         sm_count: Annotated[
-            int | None, typer.Option(help="SM or CU count: tells apart parts that share a name, scales MIG slices.")
+            int | None,
+            typer.Option(min=1, help="SM or CU count: tells apart parts that share a name, scales MIG slices."),
         ] = None,
         devices: Annotated[
             Path | None, typer.Option(help="A YAML file of devices of your own, searched first.")

@@ -27,7 +27,15 @@ from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 from mfu_monitor.hardware.precision import literal_precision
 from mfu_monitor.hardware.properties import read_properties
 
-__all__ = ["BenchReport", "PrecisionBench", "bench_shapes", "default_precisions", "run_bench", "write_report"]
+__all__ = [
+    "BenchReport",
+    "PrecisionBench",
+    "bench_shapes",
+    "default_precisions",
+    "present_device",
+    "run_bench",
+    "write_report",
+]
 
 _BANDWIDTH_SECONDS = 1.0
 # Squares, and products of transformer layers: 8192 tokens through projections of width 4096 and 8192 and MLPs.
@@ -109,6 +117,25 @@ def _bench_to_dict(bench: PrecisionBench) -> dict[str, Any]:
     }
 
 
+def present_device(device: torch.device | str) -> torch.device:
+    """A device that is here and computes.
+
+    Raises:
+        ConfigurationError: torch does not know it, it is not on this machine, or it is "meta".
+    """
+    place = as_device(device)
+    try:
+        torch.empty(1, device=place)
+    except Exception as error:  # a build without the backend asserts, a missing index raises
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConfigurationError(
+            f"cannot measure on {str(device)!r}: it is not here ({reason}); example: --device cpu"
+        ) from error
+    if place.type == "meta":
+        raise ConfigurationError("cannot measure on 'meta': it computes nothing; example: --device cpu")
+    return place
+
+
 def bench_shapes(device_type: str) -> tuple[Shape, ...]:
     """The products that ``mfu-monitor bench`` tries."""
     return _CPU_SHAPES if device_type == "cpu" else _ACCELERATOR_SHAPES
@@ -141,7 +168,7 @@ def run_bench(
     Raises:
         ConfigurationError: Device, precisions or seconds are wrong.
     """
-    place = as_device(device)
+    place = present_device(device)
     names = tuple(literal_precision(p) for p in precisions or default_precisions(place))
     tried = tuple(shapes or bench_shapes(place.type))
     if not 0 < seconds < math.inf:

@@ -141,9 +141,9 @@ def _checked_sm_count(row: PeakRow, device: DeviceProperties, parsed: ParsedName
     """Accept the row, scaled if this device has another number of SMs than the row."""
     if not row.flops_per_s_by_precision():
         return TableMatch(reason=f"no trustworthy peak of {row.name} is published ({row.notes})")
-    if parsed.mig_profile is not None and device.sm_count is None:
+    if parsed.mig_profile is not None and not device.sm_count:
         return TableMatch(reason="it is a MIG slice and its SM count is not known")
-    if device.sm_count is None or row.sm_count is None or device.sm_count == row.sm_count:
+    if not device.sm_count or row.sm_count is None or device.sm_count == row.sm_count:
         return TableMatch(row=row, mig_profile=parsed.mig_profile)
     ratio = device.sm_count / row.sm_count
     counts = f"{device.sm_count} SMs where {row.name} has {row.sm_count}"

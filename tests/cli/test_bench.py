@@ -50,6 +50,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
     ("arguments", "words"),
     [
         (["--device", "toaster"], "cannot measure on 'toaster'"),
+        (["--device", "cuda:99"], "cannot measure on 'cuda:99': it is not here"),
+        (["--device", "meta"], "cannot measure on 'meta': it computes nothing"),
         (["--device", "cpu", "--precision", "fp33"], "unknown precision 'fp33'"),
         (["--device", "cpu", "--seconds", "0"], "seconds=0.0"),
         (["--device", "cpu", "--seconds", "nan"], "seconds=nan"),

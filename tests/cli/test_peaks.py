@@ -93,6 +93,14 @@ def test_a_shared_name_shows_all_its_parts_and_the_sm_count_picks_one() -> None:
     assert {row["key"] for row in ambiguous["candidates"]} == {"h100-pcie", "h100-sxm5-hbm2e"}
 
 
+@pytest.mark.parametrize("count", ["0", "-5", "many"])
+def test_an_sm_count_that_cannot_be_is_refused(count: str) -> None:
+    result = run("NVIDIA A100-SXM4-80GB", "--sm-count", count)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "--sm-count" in result.stderr
+
+
 def test_a_key_is_a_name_too() -> None:
     assert json.loads(run("mi300x", "--json").stdout)["key"] == "mi300x"
 

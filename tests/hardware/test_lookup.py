@@ -336,6 +336,12 @@ def test_an_export_capped_part_is_known_by_its_exact_name_and_never_scaled() -> 
     assert key_of("AMD Instinct MI308X", gcn_arch="gfx942", sm_count=80) is None
 
 
+def test_a_driver_that_reports_no_sms_leaves_the_sheets_figure_and_never_a_peak_of_zero() -> None:
+    match = find_row(DeviceProperties(name="NVIDIA A100-SXM4-80GB", sm_count=0))
+    assert (match.row.key if match.row else None, match.sm_ratio) == ("a100-sxm4-80gb", 1.0)
+    assert find_row(DeviceProperties(name="NVIDIA A100-SXM4-80GB MIG 1g.10gb", sm_count=0)).row is None
+
+
 def test_a_chip_much_larger_than_the_row_is_another_product() -> None:
     assert key_of("NVIDIA L4", sm_count=142, compute_capability=(8, 9)) is None
 
