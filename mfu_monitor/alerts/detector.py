@@ -161,12 +161,13 @@ class AlertDetector:
             return None
         weak = weak_boundary(level, config)
         healthy = [window for window in state.history if window.signal >= weak]
+        loss, error = 1 - _median(low) / level.median, level.error(2 * config.sustain)
         return _Finding(
             detail="drop",
             before=mean_figures(healthy),
             windows=low,  # the run may have begun with windows that were low for another reason
-            loss=1 - _median(low) / level.median,
-            recover_above=recovery_boundary(level.median, config),
+            loss=loss,
+            recover_above=recovery_boundary(level.median, config, error=error, loss=loss),
             recover_windows=2 * config.sustain,
         )
 

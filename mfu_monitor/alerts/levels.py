@@ -116,6 +116,14 @@ def sag_boundary(best: float, level: Level, config: AlertConfig) -> float:
     return best * (1 - max(0.7 * config.drop, noise))
 
 
-def recovery_boundary(reference: float, config: AlertConfig) -> float:
-    """A level above it has recovered. Well above ``drop_boundary``, so that one incident is not told twice."""
-    return reference * (1 - 0.3 * config.drop)
+def recovery_boundary(reference: float, config: AlertConfig, *, error: float = 0.0, loss: float = 1.0) -> float:
+    """A level above it has recovered. Well above ``drop_boundary``, so that one incident is not told twice.
+
+    Args:
+        reference: the level before the incident.
+        config: the thresholds.
+        error: relative standard error of the level that is compared; two of them are allowed for.
+        loss: relative loss of the incident; at least half of it must be made good.
+    """
+    allowed = max(0.3 * config.drop, 2 * error)
+    return reference * (1 - min(allowed, 0.5 * loss))

@@ -125,13 +125,13 @@ def _draw_utilization(axes: Any, log: RunLog, summary: RunSummary) -> None:
         first = incident.alert.first_step if incident.alert.first_step is not None else incident.alert.step
         axes.axvspan(first, incident.last_step, color="#d62728", alpha=0.12, linewidth=0)
         cause = next((c.name.replace("_", " ") for c in incident.alert.causes), "cause unknown")
-        place = (first, 0.03 + 0.07 * ((number - 1) % 3))  # neighbours at three heights
+        place = (first, 0.93 - 0.07 * ((number - 1) % 3))  # above the lines; neighbours at three heights
         label = axes.annotate(f"{number} {cause}", place, xycoords=("data", "axes fraction"), fontsize=8, clip_on=True)
         label.set_in_layout(False)
     for change in summary.changes:
         axes.axvline(change.first_step or change.step, color="#6a3d9a", linestyle="--", linewidth=1)
     axes.set_ylabel("utilization (% of the dense peak)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper right", fontsize=8)
