@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.monitor import Monitor
+from mfu_monitor.roofline import step_roofline
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.waterfall import STEP_LABELS, Waterfall, waterfall
 
@@ -155,6 +158,36 @@ def test_the_steps_add_up_to_the_measured_mfu_on_every_record(
     assert sum(v for k, v in result.metrics().items()) == pytest.approx(total)
 
 
+def as_counted(op: OpRecord, precision: str) -> OpRecord:
+    """As the counter makes them: of a known precision, model FLOPs in forward and backward only."""
+    is_model_work = op.phase in (Phase.FORWARD, Phase.BACKWARD)
+    totals = op.totals if is_model_work else dataclasses.replace(op.totals, model_flops=0)
+    return dataclasses.replace(op, precision=precision, totals=totals)
+
+
+_KNOWN_OPS = st.builds(as_counted, _OPS, st.sampled_from(["bf16", "fp32"]))
+
+
+@given(ops=st.lists(_KNOWN_OPS, max_size=6), slower=st.floats(1.0, 50.0))
+def test_a_run_at_the_roofline_leaves_no_remainder_and_its_mfu_is_the_attainable_one(
+    ops: list[OpRecord], slower: float
+) -> None:
+    """The two ways to the same time: operator by operator, and cause by cause."""
+    record = StepRecord(ops=(BASE, *ops))
+    roofline = step_roofline(record, PEAK)
+    assert roofline.ideal_time_s is not None
+    assert roofline.attainable_mfu is not None
+    ideal = waterfall(record, PEAK, window(roofline.ideal_time_s * 1e3))
+    (remainder,) = [step for step in ideal.steps if step.name == "remainder"]
+    assert remainder.share == pytest.approx(0.0, abs=1e-9)
+    assert ideal.mfu == pytest.approx(roofline.attainable_mfu, rel=1e-9)
+    measured = waterfall(record, PEAK, window(roofline.ideal_time_s * 1e3 * slower))
+    assert measured.mfu is not None
+    assert measured.mfu <= roofline.attainable_mfu * (1 + 1e-9)
+    if roofline.precision == "bf16":  # of two precisions the slower as the active one allows more than its peak
+        assert roofline.attainable_mfu <= 1 + 1e-9
+
+
 def test_the_bottom_is_the_mfu_of_the_window_where_its_steps_differ_from_the_counted_one() -> None:
     # two steps in 20 ms that hold three times the counted step's FLOPs together
     timed = window(10, steps=2, model_flops=12 * MS_OF_BF16)
@@ -269,6 +302,79 @@ def test_a_counted_fp32_layer_costs_exactly_its_slower_peak() -> None:
     in_fp32 = 3 * 2 * 8 * 256 * 16  # forward, input gradient, weight gradient
     assert step is not None
     assert step.seconds == pytest.approx(in_fp32 / 10e12 - in_fp32 / 100e12, rel=1e-6)
+
+
+class TestInjectedOnAFakeClock:
+    """Through the monitor, in steps of 1 s of which every second is known: the right step grows by just that."""
+
+    PEAK = DevicePeak(device_name="toy", flops_per_s_by_precision={"bf16": 1000.0, "fp32": 100.0}, bytes_per_s=1e30)
+
+    def steps(self, bench: Any, ops: tuple[OpRecord, ...], wait_s: float = 0.0) -> dict[str, float]:
+        bench.counters.records = [StepRecord(ops=ops, is_training=True)]
+        monitor = bench.monitor(log_every_n_steps=5, peak=self.PEAK)
+        for _ in range(11):
+            bench.clock.advance(wait_s)
+            bench.run(monitor, 1)
+        monitor.close()
+        (record,) = monitor.records.values()
+        return milliseconds(waterfall(record, monitor.peak, monitor.reading.window))
+
+    def test_nothing_injected(self, bench: Any) -> None:
+        assert self.steps(bench, (op(model_flops=600),)) == {"remainder": pytest.approx(400.0)}
+
+    def test_a_data_wait(self, bench: Any) -> None:
+        found = self.steps(bench, (op(model_flops=600),), wait_s=0.25)
+        assert found == {"data_wait": 250.0, "remainder": pytest.approx(400.0)}
+
+    def test_recomputation(self, bench: Any) -> None:
+        found = self.steps(bench, (op(model_flops=600), op(Phase.RECOMPUTE, recompute_flops=200)))
+        assert found == {"recompute": 200.0, "remainder": pytest.approx(200.0)}
+
+    def test_a_layer_in_fp32(self, bench: Any) -> None:
+        found = self.steps(bench, (op(model_flops=570), op(precision="fp32", model_flops=30)))
+        assert found == {"other_precision": pytest.approx(30 / 100 * 1e3 - 30.0), "remainder": pytest.approx(130.0)}
+
+
+def run_for_real(model: nn.Module, x: torch.Tensor, forward: Callable[[], torch.Tensor]) -> Waterfall:
+    """Twenty steps on this machine's CPU and clock; bytes cost nothing, so that what is left is arithmetic."""
+    monitor = Monitor(model, peak={"bf16": 100e12, "fp32": 10e12, "bytes_per_s": 1e30}, log_every_n_steps=10)
+    for _ in range(25):
+        with monitor.step(x):
+            forward().sum().backward()
+    monitor.close()
+    (record,) = monitor.records.values()
+    assert monitor.reading is not None
+    return waterfall(record, monitor.peak, monitor.reading.window)
+
+
+def growth_s(before: Waterfall, after: Waterfall, name: str) -> float:
+    steps = before.step(name), after.step(name)
+    assert steps[0] is not None
+    assert steps[1] is not None
+    return steps[1].seconds - steps[0].seconds
+
+
+@pytest.mark.filterwarnings("ignore::mfu_monitor.errors.MFUMonitorWarning")
+def test_recomputation_injected_into_a_real_run_grows_its_step_by_the_products_rerun() -> None:
+    tokens, width, hidden = 64, 128, 512
+    block = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+    x = torch.randn(tokens, width, requires_grad=True)
+    before = run_for_real(block, x, lambda: block(x))
+    after = run_for_real(block, x, lambda: checkpoint(block, x, use_reentrant=False))
+    assert growth_s(before, after, "recompute") == pytest.approx(2 * tokens * width * hidden / 10e12, rel=0.1)
+    assert abs(growth_s(before, after, "other_precision")) < 1e-15
+
+
+@pytest.mark.filterwarnings("ignore::mfu_monitor.errors.MFUMonitorWarning")
+def test_an_fp32_layer_injected_into_a_real_run_grows_its_step_by_its_slower_peak() -> None:
+    def run(head_dtype: torch.dtype) -> Waterfall:
+        body, head = nn.Linear(64, 512).bfloat16(), nn.Linear(512, 16).to(head_dtype)
+        x = torch.randn(8, 64, dtype=torch.bfloat16, requires_grad=True)
+        return run_for_real(nn.Sequential(body, head), x, lambda: head(body(x).to(head_dtype)))
+
+    in_fp32 = 3 * 2 * 8 * 512 * 16  # forward, input gradient, weight gradient
+    expected_s = in_fp32 / 10e12 - in_fp32 / 100e12
+    assert growth_s(run(torch.bfloat16), run(torch.float32), "other_precision") == pytest.approx(expected_s, rel=0.1)
 
 
 def test_a_data_wait_injected_into_a_real_run_is_found_within_a_tenth() -> None:

@@ -16,6 +16,8 @@ pytest.importorskip("transformers", minversion="5.0")
 
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.roofline import step_roofline
 
 from .models import TEXT_MODELS, ModelCase
 from .models_vision import VISION_MODELS
@@ -183,6 +185,36 @@ def test_patches_of_a_vision_transformer_grow_the_same_way() -> None:
     exact, full = attention_flops(case, once)
     assert exact == full == 6 * 2 * (2 * 2 * 4 * 5**2 * 8)  # 6 products, 2 layers, 2 images, 4 heads of width 8
     assert twice.model_flops - 2 * once.model_flops == 2 * exact + patch - classifier
+
+
+MOVES_NOTHING = {"aten::_unsafe_view", "aten::empty", "aten::empty_like"}
+"""A view, and memory that is reserved and not filled."""
+EMPTY_HERE = {"aten::zeros"}
+"""Whisper's backward asks for zeros of no elements; a filled tensor has bytes (tests/formulas/test_traffic.py)."""
+ROOF = DevicePeak(device_name="toy", flops_per_s_by_precision={"fp32": 1e13}, bytes_per_s=1e12)
+
+
+@pytest.mark.parametrize(
+    ("case", "setup"),
+    [
+        pytest.param(case, SETUPS[name](case), id=f"{case.id}-{name}")
+        for case in CASES
+        for name in ("trained", "eager-attention", "checkpointing")
+        if case.has_eager_attention or name != "eager-attention"
+    ],
+)
+def test_no_operator_of_a_model_is_without_its_bytes_and_the_roof_is_above_what_was_measured(
+    case: ModelCase, setup: Setup
+) -> None:
+    record = step(*prepare(case, setup))
+    without = {op.op for op in record.ops if not op.totals.bytes_accessed}
+    assert without <= MOVES_NOTHING | EMPTY_HERE
+    assert all(op.totals.bytes_accessed for op in record.ops if op.totals.hardware_flops)
+    roofline = step_roofline(record, ROOF)
+    assert roofline.ideal_time_s is not None
+    assert roofline.attainable_mfu is not None
+    measured_mfu = record.model_flops / (1.25 * roofline.ideal_time_s * 1e13)  # a quarter slower than ideal
+    assert measured_mfu < roofline.attainable_mfu < 1
 
 
 def test_resnet50_has_the_published_multiply_adds() -> None:
