@@ -26,7 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mfu_monitor.alerts import Alert, AlertConfig
@@ -183,7 +183,7 @@ class CheckpointingSwitchedOn(Fault):
     """Checkpoints inside checkpoints, so that the loss stands out of a shared machine's noise."""
 
     cause = "recompute"
-    drop, width = 0.25, 256  # a single level of checkpointing costs a third more work of the hardware, four 4/3
+    drop, width = 0.25, 256  # a single level of checkpointing costs a third more work of the hardware, four levels 4/3
     monitor: ClassVar[dict[str, Any]] = {
         "count": "every_step"
     }  # a replayed count would not see it until the next random one
@@ -191,6 +191,11 @@ class CheckpointingSwitchedOn(Fault):
     @property
     def checkpointing(self) -> bool:
         return self.on
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        with set_checkpoint_early_stop(False):  # or it would leave out what is needed only for the block's end
+            yield
 
 
 def _spin() -> None:
