@@ -143,6 +143,11 @@ def waterfall(
         return Waterfall(precision=roofline.precision, reason=reason)
     scale = _scale(record, window)
     model_s, step_s = record.model_flops * scale / rate, window.elapsed_s / window.steps
+    if not (step_s > 0 and math.isfinite(model_s / step_s)):
+        return Waterfall(
+            precision=roofline.precision,
+            reason=f"a peak of {rate:g} FLOP/s over {window.elapsed_s:g} s gives no finite MFU: correct the peak",
+        )
     modelled = _modelled_seconds(record.ops, peak, rate)
     steps = [
         *_steps(_known_parts(modelled, roofline), step_s, "modelled", scale),
@@ -155,7 +160,7 @@ def waterfall(
         step_time_s=step_s,
         model_time_s=model_s,
         precision=roofline.precision,
-        notes=_notes(record, roofline, modelled, scale),
+        notes=(*_notes(record, roofline, modelled, scale), *_bad_times(window)),
     )
 
 
@@ -216,13 +221,18 @@ def _known_parts(modelled: _Seconds, roofline: StepRoofline) -> dict[str, float]
 
 
 def _measured_seconds(window: StepWindow) -> dict[str, float]:
-    wait_s, copies_s = window.data_wait_s, window.h2d_copy_s
+    wait_s, copies_s = _time(window.data_wait_s), _time(window.h2d_copy_s)
     if wait_s is not None and copies_s is not None and copies_s <= wait_s:
         # Trainers copy the batch between two steps, where the copies are part of the wait (``StepWindow.h2d_copy_s``):
         # counted once, as copies.
         wait_s -= copies_s
-    values = {"data_wait": wait_s, "host_to_device": copies_s, "between_steps": window.between_s}
+    values = {"data_wait": wait_s, "host_to_device": copies_s, "between_steps": _time(window.between_s)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _time(value: float | None) -> float | None:
+    """A reading of a clock; None for what no clock can have read."""
+    return value if value is not None and 0 <= value < math.inf else None
 
 
 def _steps(seconds: dict[str, float], step_s: float, origin: str, factor: float) -> list[WaterfallStep]:
@@ -245,6 +255,15 @@ def _remainder(steps: list[WaterfallStep], model_s: float, step_s: float) -> Wat
             "bandwidth is too low for this device, or its caches held what the model reads from memory"
         )
     return WaterfallStep(name="remainder", seconds=rest, share=rest / step_s, origin="measured", note=note)
+
+
+def _bad_times(window: StepWindow) -> list[str]:
+    parts = {"data_wait": window.data_wait_s, "host_to_device": window.h2d_copy_s, "between_steps": window.between_s}
+    return [
+        f"{STEP_LABELS[name]} was given as {value} s, which is no time; what it took is part of the remainder"
+        for name, value in parts.items()
+        if value is not None and _time(value) is None
+    ]
 
 
 def _notes(record: StepRecord, roofline: StepRoofline, modelled: _Seconds, scale: float) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,20 @@ def test_copies_inside_the_data_wait_are_counted_once() -> None:
     assert milliseconds(result) == {"data_wait": 2.0, "host_to_device": 1.0, "remainder": pytest.approx(3.0)}
 
 
+@pytest.mark.parametrize("wait_s", [math.nan, math.inf, -0.001])
+def test_a_wait_that_no_clock_can_have_read_is_left_out_and_said(wait_s: float) -> None:
+    result = waterfall(StepRecord(ops=(BASE,)), PEAK, window(10, data_wait_s=wait_s))
+    assert milliseconds(result) == {"remainder": pytest.approx(6.0)}
+    assert any(f"data wait was given as {wait_s} s" in note for note in result.notes)
+
+
+def test_a_peak_that_gives_no_finite_mfu_is_named_and_nothing_is_drawn() -> None:
+    peak = DevicePeak(device_name="toy", flops_per_s_by_precision={"bf16": 5e-324}, bytes_per_s=1e12)
+    result = waterfall(StepRecord(ops=(BASE,)), peak, window(10))
+    assert (result.mfu, result.steps) == (None, ())
+    assert "correct the peak" in (result.reason or "")
+
+
 def test_steps_come_in_the_order_of_the_chart() -> None:
     full = window(10, data_wait_s=1e-3, h2d_copy_s=1e-3, between_s=1e-3)
     result = waterfall(StepRecord(ops=(BASE,)), PEAK, full)
@@ -128,7 +143,7 @@ _OPS = st.builds(
     ops=st.lists(_OPS, max_size=6),
     elapsed_s=st.floats(1e-6, 1e3),
     steps=st.integers(1, 100),
-    data_wait_s=st.none() | st.floats(0, 10),
+    data_wait_s=st.none() | st.floats(0, 10) | st.sampled_from([math.nan, math.inf, -0.5]),
     model_flops=st.none() | st.integers(1, 10**14),
     bandwidth=st.none() | st.floats(1e9, 1e13),
 )
