@@ -146,6 +146,12 @@ def test_an_mfu_that_training_does_not_reach_is_suspicious(mfu: float, severity:
     assert found == ([severity] if severity else [])
 
 
+def test_a_suspicious_weighted_reading_is_not_given_the_plain_ratio_as_its_own() -> None:
+    # 57% of the peak in bf16 and 3% in fp32, whose peak is a tenth: 0.57 + 0.30 = 87% of what physics allows.
+    found = one(check(reading(0.60, mfu_weighted=0.87)), "suspicious_mfu")
+    assert found.message.startswith("MFU weighted by precision, 60.0% against bf16 alone, is 87.0%")
+
+
 def test_suspicion_follows_the_best_product_measured_on_the_device() -> None:
     best = 0.9 * PEAK  # so a warning above 0.9 and a note above 0.675
     assert check(reading(0.65), achievable_flops_per_s=best) == ()

@@ -57,6 +57,14 @@ def ratio_in_words(case: Case) -> str:
     return f"{numerator} over {denominator} ({case.precision or 'precision unknown'}, {case.device_name}; {source})"
 
 
+def _name_of_bounded(case: Case) -> str:
+    """What ``bounded_mfu`` is called: where it is the weighted one, the two figures behind it do not give it."""
+    if finite(case.reading.mfu_weighted) is None:
+        return "MFU"
+    plain = "" if case.exact_mfu is None else f", {_percent(case.exact_mfu)} against {case.precision} alone,"
+    return f"MFU weighted by precision{plain}"
+
+
 def _cause_of(case: Case) -> str:
     """A peak that is no sheet's is the first suspect."""
     if case.peak_source.startswith("user"):
@@ -160,7 +168,8 @@ def suspicious_mfu(case: Case) -> Diagnosis | None:
     return Diagnosis(
         code="suspicious_mfu",
         severity="warning" if mfu > warning else "note",
-        message=f"MFU is {_percent(mfu)} ({ratio_in_words(case)}); {basis} is about {_percent(warning)} of the peak, "
+        message=f"{_name_of_bounded(case)} is {_percent(mfu)} ({ratio_in_words(case)}); {basis} is about "
+        f"{_percent(warning)} of the peak, "
         f"and whole training steps stay below {_percent(note)} as a rule.",
         evidence={**case.figures(), "note_above": note, "warning_above": warning, "achievable_fraction": achievable},
         likely_cause="Possible for large products and little else; more often FLOPs counted twice or a peak too low.",
