@@ -32,6 +32,7 @@ _KINDS = {
     "optimizer_flops": ("optimizer", _GREEN),
     "other_flops": ("other", _GREY),
 }
+_LONGEST_NAME = 48  # characters beside the bars of modules
 _NAMED_DOTS = 8
 _LARGEST_DOT = 420.0  # points^2; the area is proportional to the time
 _SMALLEST_DOT = 12.0
@@ -127,11 +128,11 @@ def module_flops_figure(record: StepRecord, *, limit: int = 15) -> Any:
             left = [a + b for a, b in zip(left, values, strict=True)]
     for row, (totals, end) in enumerate(zip(groups.values(), left, strict=True)):
         axes.annotate(f" {totals.hardware_flops / total:.1%}", (end, row), va="center", fontsize=8)
-    axes.set_yticks(range(len(groups)), list(groups), fontsize=8)
+    axes.set_yticks(range(len(groups)), [_shortened(name) for name in groups], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * max(left))
     axes.set(xlabel=f"FLOPs of one step ({unit})", title=f"FLOPs by module: {total / scale:,.4g} {unit} a step")
-    axes.legend(loc="lower right", frameon=False)
+    _legend_below(axes)
     return figure
 
 
@@ -354,7 +355,13 @@ def _waterfall_legend(axes: Any) -> None:
     }
     shown = {patch.get_facecolor() for patch in axes.patches}
     handles = [Patch(color=colour, label=text) for text, colour in meanings.items()]
-    axes.legend(handles=[h for h in handles if h.get_facecolor() in shown], loc="lower right", frameon=False)
+    _legend_below(axes, [h for h in handles if h.get_facecolor() in shown])
+
+
+def _legend_below(axes: Any, handles: Sequence[Any] | None = None) -> None:
+    """Under the axis, where no bar and no label can lie."""
+    handles = axes.get_legend_handles_labels()[0] if handles is None else handles
+    axes.figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(handles)), frameon=False)
 
 
 def _module_groups(record: StepRecord, limit: int) -> dict[str, FlopTotals]:
@@ -371,6 +378,14 @@ def _module_groups(record: StepRecord, limit: int) -> dict[str, FlopTotals]:
     rest = names[limit - 1 :]
     shown = {name: ordered[name] for name in names[: limit - 1]}
     return {**shown, f"{len(rest)} more": sum((ordered[name] for name in rest), start=FlopTotals())}
+
+
+def _shortened(name: str) -> str:
+    """The two ends of a name that is too long for an axis: which model it is in, and which layer it is."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    half = _LONGEST_NAME // 2
+    return f"{name[: half - 2]}...{name[-half:]}"
 
 
 def _times(name: str, count: int) -> str:

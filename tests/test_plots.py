@@ -181,3 +181,26 @@ def test_drawing_leaves_the_users_pyplot_alone() -> None:
         assert plt.get_fignums() == []
     else:
         assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize("kind", ["waterfall", "modules"])
+def test_no_legend_lies_on_a_bar_and_no_name_outside_the_picture(kind: str) -> None:
+    """A measured remainder below zero reaches into every corner, and many modules fill the lower right one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if kind == "waterfall":
+        figure = waterfall_figure(waterfall(RECORD, PEAK, StepWindow(
+            first_step=1, last_step=1, steps=1, elapsed_s=5e-3, wall_s=5e-3, data_wait_s=20e-3)))  # fmt: skip
+    else:
+        names = [f"model.language_model.a_tower_of_another_kind.part_{i}.self_attention.projection" for i in "abcdefgh"]
+        ops = tuple(op("aten::mm", f"{name}.{'x' * 80}.out", model_flops=10**9) for name in names)
+        figure = module_flops_figure(StepRecord(ops=ops), limit=4)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axes,), (legend,) = figure.axes, figure.legends
+    renderer = canvas.get_renderer()
+    assert axes.get_legend() is None
+    assert not legend.get_window_extent(renderer).overlaps(axes.get_window_extent(renderer))
+    for label in axes.get_yticklabels():
+        assert label.get_window_extent(renderer).x0 >= 0
+    assert "..." in texts(figure) or kind == "waterfall"
