@@ -195,7 +195,7 @@ def test_no_legend_lies_on_a_bar_and_no_name_outside_the_picture(kind: str) -> N
         names = [f"model.language_model.a_tower_of_another_kind.part_{i}.self_attention.projection" for i in "abcdefgh"]
         ops = tuple(op("aten::mm", f"{name}.{'x' * 80}.out", model_flops=10**9) for name in names)
         figure = module_flops_figure(StepRecord(ops=ops), limit=4)
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     (axes,), (legend,) = figure.axes, figure.legends
     renderer = canvas.get_renderer()
