@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mfu_monitor.counting.graph_attention import Score
 from mfu_monitor.counting.graph_count import CompiledProduct, CompiledRun, count_graph
+from mfu_monitor.counting.graph_modules import modules_of
 from mfu_monitor.counting.graph_text import TextGraph
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.records import Phase
@@ -39,6 +40,8 @@ class _ForwardRun:
     modules: dict[int, str]
     """Module by input position, for inputs that are parameters."""
     scores: dict[str, Score]
+    nodes: dict[str, str]
+    """Module by tensor, around products without a weight."""
 
 
 class CompiledCounter:
@@ -61,12 +64,13 @@ class CompiledCounter:
             known = forward.scores if forward is not None else {}
             run = count_graph(graph, inputs, is_backward=is_backward, known_scores=known)
         owners = self._owners(inputs)
-        modules = _modules_of(run.products, owners, forward.modules if forward is not None else {})
+        forward_owners, forward_nodes = (forward.modules, forward.nodes) if forward is not None else ({}, {})
+        modules, nodes = modules_of(graph, run.products, owners, forward_owners, forward_nodes, is_backward=is_backward)
         for product in run.products:
             self._ledger.add_product(_entry(product, modules.get(product.name, site.module_fqn), site, is_backward))
         self._add_rest(run, site, is_backward=is_backward)
         if not is_backward:
-            self._forward_runs.append(_ForwardRun(graph, owners, run.scores))
+            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes))
 
     def _add_rest(self, run: CompiledRun, site: RunSite, *, is_backward: bool) -> None:
         phase = Phase.BACKWARD if is_backward else site.phase
@@ -96,23 +100,6 @@ def _agree(forward: TextGraph, backward: TextGraph) -> bool:
         if known is not None and spec is not None and not isinstance(spec, str) and known.shape != spec.shape:
             return False
     return True
-
-
-def _modules_of(products: list[CompiledProduct], owners: dict[int, str], forward: dict[int, str]) -> dict[str, str]:
-    """Module by product: whose parameter it reads, whose gradient it computes, or whose sibling gradient it is."""
-    found: dict[str, str] = {}
-    for product in products:
-        owner = next((owners[i] for i in reversed(product.input_positions) if i in owners), None)
-        if owner is None and product.output_position is not None:
-            owner = forward.get(product.output_position)
-        if owner is not None:
-            found[product.name] = owner
-    for product in products:
-        if product.name not in found and product.gradient_roots:
-            sibling = (p for p in products if p.name in found and p.gradient_roots == product.gradient_roots)
-            if (match := next(sibling, None)) is not None:
-                found[product.name] = found[match.name]
-    return found
 
 
 def _entry(product: CompiledProduct, module_fqn: str, site: RunSite, is_backward: bool) -> Entry:

@@ -22,13 +22,13 @@ class ParameterCoverage:
         self._sizes = {clean_fqn(name): p.numel() for name, p in named if not is_lazy(p)}
         self._owner = {address: clean_fqn(name) for name, p in named for address in _addresses(p)}
         """Parameter by the storages it is made of: one, or the local parts of a wrapper such as a DTensor."""
+        self._multiplied_by = _multiplied_by(model)
         self._touched: set[int] = set()
         self._with_gradient: set[str] = set()
 
     def module_of(self, tensor: torch.Tensor) -> str | None:
-        """Name of the module that owns a parameter; None for any other tensor."""
-        name = self._owner.get(_address(tensor))
-        return None if name is None else name.rpartition(".")[0]
+        """Name of the module that multiplies by a parameter; None for any other tensor."""
+        return self._multiplied_by.get(_address(tensor))
 
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
         """An operator of the forward or backward pass used these tensors."""
@@ -56,6 +56,18 @@ class ParameterCoverage:
             for name, numel in self._sizes.items()
             if name in self._with_gradient - touched
         )
+
+
+def _multiplied_by(model: nn.Module | None) -> dict[int, str]:
+    """Module name by a parameter's storage. What is tied to an embedding is multiplied by the other layer."""
+    found: dict[int, tuple[bool, str]] = {}
+    for name, module in () if model is None else model.named_modules():
+        is_embedding = isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False):
+            for address in _addresses(parameter):
+                if address not in found or (found[address][0] and not is_embedding):
+                    found[address] = (is_embedding, clean_fqn(name))
+    return {address: name for address, (_, name) in found.items()}
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:

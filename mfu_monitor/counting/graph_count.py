@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
 
 from mfu_monitor.counting.graph_attention import Score, find_attention
+from mfu_monitor.counting.graph_rewrites import decomposed_products, unpadded_share
 from mfu_monitor.counting.graph_text import GraphNode, TensorSpec, TextGraph, solve_sizes
 from mfu_monitor.counting.graph_values import GraphValues, resolve_operator
 from mfu_monitor.counting.math_attention import split_by_attended
@@ -24,6 +27,8 @@ _FLEX: dict[str, Callable[..., OpCost]] = {
     "higher_order::flex_attention": flex_forward_cost,
     "higher_order::flex_attention_backward": flex_backward_cost,
 }
+_BOTH_GRADIENTS = "transformers::grouped_mm_fallback_backward"
+"""Computes the gradients of input and weight whatever is asked for."""
 _STRUCTURE = ("getitem", "self", "expression")
 _VIEWS = tuple(
     f"aten.{name}"
@@ -85,23 +90,42 @@ def count_graph(
     attention = find_attention(graph, values, dict(known_scores))
     tangents = graph.depends_on([name for name in graph.placeholders if name.startswith("tangents")])
     run = CompiledRun(scores=attention.scores)
+    decomposed = decomposed_products(graph, values)
     priced: set[str] = set()
     for node in graph.nodes.values():
         if node.target in _STRUCTURE or node.target.startswith(_VIEWS):
             continue
-        cost = _cost_of(node, values, run)
+        is_fused = node.name in decomposed
+        cost = OpCost(decomposed[node.name]) if is_fused else _cost_of(graph, node, values, run)
         if cost is None:
             continue
         if node.name in attention.shares:
             cost = split_by_attended(cost, attention.shares[node.name])
-        priced.add(node.name)
+        cost = _less_padding(cost, unpadded_share(graph, node, values))
         is_recomputed = is_backward and node.name not in tangents
-        run.products.append(_product(graph, node, values, cost, is_recomputed=is_recomputed, tangents=tangents))
+        product = _product(graph, node, values, cost, is_recomputed=is_recomputed, tangents=tangents)
+        if is_fused:
+            rank = len(product.shapes[0])
+            product = dataclasses.replace(product, op="aten::bmm" if rank > 2 else "aten::mm", bytes_accessed=0)
+        else:
+            priced.add(node.name)
+        run.products.append(product)
     run.fused_bytes = _fused_bytes(graph, values, priced)
     return run
 
 
-def _cost_of(node: GraphNode, values: GraphValues, run: CompiledRun) -> OpCost | None:
+def _less_padding(cost: OpCost, share: Fraction) -> OpCost:
+    """What the compiler's padding adds is executed, and no model's."""
+    if share == 1:
+        return cost
+    padding = cost.flops - int(cost.flops * share)
+    palm = None if cost.palm_flops is None else int(cost.palm_flops * share)
+    return dataclasses.replace(
+        cost, flops=cost.flops - padding, palm_flops=palm, masked_flops=cost.masked_flops + padding
+    )
+
+
+def _cost_of(graph: TextGraph, node: GraphNode, values: GraphValues, run: CompiledRun) -> OpCost | None:
     """FLOPs of one node; None where it counts none."""
     operator = resolve_operator(node.target)
     if operator is None or not isinstance(node.call, ast.Call):
@@ -118,11 +142,29 @@ def _cost_of(node: GraphNode, values: GraphValues, run: CompiledRun) -> OpCost |
     )
     kwargs = {k.arg: _argument(k.value, k.arg, values) for k in node.call.keywords if k.arg is not None}
     call = bind_call(operator, args, kwargs, values.tensor(node.name))
+    if "attention" in name and "backward" in name and call.get("grad_input_mask") is None:
+        # In eager the autograd node says whose gradients are wanted; here the ones nobody reads are left out.
+        wanted = _outputs_read(graph, node)
+        call = dataclasses.replace(call, arguments={**call.arguments, "grad_input_mask": wanted})
     if name in _FLEX:
         return _FLEX[name](call, dense_execution=False)
     found = find_formula(name)
     assert found is not None
-    return found(call)
+    cost = found(call)
+    if name == _BOTH_GRADIENTS:
+        unread = cost.flops // 2 * (2 - sum(_outputs_read(graph, node)[:2]))
+        cost = dataclasses.replace(cost, flops=cost.flops - unread, masked_flops=cost.masked_flops + unread)
+    return cost
+
+
+def _outputs_read(graph: TextGraph, node: GraphNode) -> list[bool]:
+    """Which of the first three outputs of a node are taken out of its tuple."""
+    taken = {
+        ast.unparse(n.call.slice)
+        for n in graph.nodes.values()
+        if n.target == "getitem" and node.name in n.inputs and isinstance(n.call, ast.Subscript)
+    }
+    return [str(position) in taken for position in range(3)]
 
 
 def _argument(expression: ast.expr, name: str, values: GraphValues) -> Any:

@@ -22,6 +22,12 @@ DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in dtype_abbrs.ite
 _SPEC = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:\[(?P<stride>[^\]]*)\])?(?P<device>[a-z]+(?::\d+)?)?$")
 _SYMBOL = re.compile(r"^Sym\((?P<expression>.*)\)$")
 _CLASS_NAME = re.compile(r"^(\s*)class <[^>]*>", re.MULTILINE)
+_AROUND_RNG_STATE = {
+    "higher_order.run_and_save_rng_state": 0,
+    "higher_order.run_with_rng_state": 1,
+    "higher_order.graphsafe_run_with_rng_state": 0,
+}
+"""Operators that run another one, by the position of that one among their arguments (torch/_prims/rng_prims.py)."""
 _SIZE_FUNCTIONS: dict[str, Any] = {
     "Max": max,
     "Min": min,
@@ -181,10 +187,20 @@ def _node_of(statement: ast.stmt) -> GraphNode | None:
         return None
     if isinstance(value, ast.Constant) and value.value is None:
         return None
+    value = _without_rng_state(value)
     spec = _annotation(annotation)
     return GraphNode(
         target.id, _target_of(value), value, spec if isinstance(spec, TensorSpec) else None, _names_in(value)
     )
+
+
+def _without_rng_state(value: ast.expr) -> ast.expr:
+    """The call inside an operator that saves or restores the random state around it, as recomputed attention needs."""
+    if not (isinstance(value, ast.Call) and _target_of(value) in _AROUND_RNG_STATE):
+        return value
+    inner = value.args[_AROUND_RNG_STATE[_target_of(value)] :]
+    keywords = [keyword for keyword in value.keywords if keyword.arg != "rng_state"]
+    return ast.copy_location(ast.Call(inner[0], inner[1:], keywords), value)
 
 
 def _target_of(value: ast.expr) -> str:
