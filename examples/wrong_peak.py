@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning_gpt import ByteGPT, GPTConfig, build_loader, build_model
+from lightning_gpt import ByteGPT, GPTConfig, build_loader, build_model  # type: ignore[import-not-found]  # beside it
 from rich.console import Console
 
 from mfu_monitor.callbacks import MFUMonitor
