@@ -287,9 +287,11 @@ def test_a_default_measurement_takes_about_two_seconds_on_a_cpu() -> None:
 
 def test_measuring_again_keeps_the_better_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter([100e9, 80e9, 150e9])
-    monkeypatch.setattr(
-        measure, "best_product_rate", lambda *args, **kwargs: ProductRate(shape=(64, 64, 64), flops_per_s=next(rates), calls=3)
-    )
+
+    def best(*args: object, **kwargs: object) -> ProductRate:
+        return ProductRate(shape=(64, 64, 64), flops_per_s=next(rates), calls=3)
+
+    monkeypatch.setattr(measure, "best_product_rate", best)
     monkeypatch.setattr(measure, "copy_rate", lambda *args, **kwargs: 1e10)
     first = measure_peak(CPU, "fp32")
     assert first is not None
