@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -159,8 +160,22 @@ def _own_event(path: Path, number: int, event: Mapping[str, Any], readings: list
         reading = UtilizationReading.from_dict(event["payload"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path}, line {number}: a reading of ours was expected ({error!r})") from None
+    reading = _with_withheld(reading)
     readings.append(reading)
     return {**event.get("metrics", {}), "step": event.get("step"), "utilization/mfu": reading.mfu}
+
+
+def _with_withheld(reading: UtilizationReading) -> UtilizationReading:
+    """The monitor writes no impossible MFU, but all that it was made of: FLOPs, seconds and peak."""
+    window, ranks = reading.window, max(reading.window.world_size, 1)
+    flops = window.world_model_flops or (window.model_flops or 0) * ranks
+    peak = reading.world_peak_flops_per_s or (reading.peak_flops_per_s or 0.0) * ranks
+    is_timed = window.invalid_reason is None and window.elapsed_s > 0
+    if reading.mfu is not None or not (flops and peak and is_timed):
+        return reading
+    mfu = flops / (window.elapsed_s * peak)
+    hardware = window.hardware_flops / window.model_flops if window.hardware_flops and window.model_flops else None
+    return dataclasses.replace(reading, mfu=mfu, hfu=mfu * hardware if hardware else None, reason=None)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -225,6 +240,8 @@ def series_of(
             f"{log.source} has no column of tokens/s, step time or MFU by a known name. It has: {_listed(log)}. Name "
             "one with --tokens-per-s-column, --step-time-column or --mfu-column"
         )
+    if log.readings and mfu == "utilization/mfu":
+        mfu_unit = mfu_unit or "fraction"  # our own: never a percentage
     numbers = _Numbers(log, skip_invalid)
     fractions = numbers.of(mfu, read_mfu)
     rates = numbers.of(tokens, _read_quantity)

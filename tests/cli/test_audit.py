@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mfu_monitor.cli import main
+from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.timing.records import StepWindow
@@ -361,6 +362,27 @@ def test_a_withheld_reading_of_our_own_log_is_found_and_checked_again(
     out = run_json(capsys, our_log(tmp_path / "ours.jsonl", [0.40, 1.27, 0.42]), code=1)
     assert (out["impossible_rows"], out["first_impossible_step"]) == (1, 19)
     assert [d["code"] for d in out["diagnoses"]] == ["mfu_over_peak"]
+
+
+@pytest.mark.filterwarnings("ignore::mfu_monitor.errors.MFUMonitorWarning")
+def test_the_log_of_a_run_whose_mfu_was_withheld_is_impossible(
+    bench: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What the monitor itself writes: its readings carry no MFU, and the audit must not pass them by."""
+    path = tmp_path / "mfu.jsonl"
+    monitor = bench.monitor(log_every_n_steps=2, peak=300e6, jsonl=str(path))  # 600 MFLOP in steps of 1 s: 200%
+    bench.counters.records = [StepRecord(ops=(
+        OpRecord(op="aten::mm", phase=Phase.FORWARD, precision="fp32", totals=FlopTotals(model_flops=600_000_000)),
+    ))]  # fmt: skip
+    bench.run(monitor, 7)
+    monitor.close()
+    assert '"mfu": 2.0' not in "".join(
+        line for line in path.read_text().splitlines() if json.loads(line)["kind"] == "reading"
+    )
+    out = run_json(capsys, str(path), code=1)
+    assert (out["reported_mfu"], out["verdict"]) == (pytest.approx(2.0), "impossible")
+    assert out["impossible_rows"] == out["rows"] > 0
+    assert "mfu_over_peak" in [d["code"] for d in out["diagnoses"]]
 
 
 def test_a_damaged_reading_of_our_own_is_refused_by_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
