@@ -17,7 +17,7 @@ from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["Verdict", "Verdicts"]
 
-_WITHHELD = ("mfu", "hfu", "mfu_weighted", "hfu_weighted", "mfu_palm", "goodput_mfu")
+_WITHHELD = ("mfu", "hfu", "mfu_weighted", "hfu_weighted", "mfu_palm", "goodput_mfu", "achievable_fraction")
 _TOLD_ELSEWHERE = ("rate_is_none", "lower_bound")
 """The peak stage warns of an unknown peak, and the card lists what was not counted."""
 _HISTORY = 50

@@ -309,6 +309,7 @@ def _own_metrics(reading: UtilizationReading) -> dict[str, Any]:
         "utilization/hfu": reading.hfu,
         "utilization/mfu_weighted": reading.mfu_weighted,
         "utilization/attainable_mfu": reading.attainable_mfu,
+        "utilization/of_measured_peak": _of_measured_peak(reading),
         "utilization/goodput_mfu": reading.goodput_mfu,
         "throughput/tokens_per_s": reading.tokens_per_s,
         "throughput/device/tokens_per_s": reading.device_tokens_per_s,
@@ -322,6 +323,12 @@ def _own_metrics(reading: UtilizationReading) -> dict[str, Any]:
         "flops_per_step/hardware": _per_step(window, window.hardware_flops),
         "flops_per_step/recompute": _per_step(window, window.recompute_flops),
     }
+
+
+def _of_measured_peak(reading: UtilizationReading) -> float | None:
+    """Against the best measured product; where the peak itself was measured, MFU says the same."""
+    is_measured = (reading.peak_source or "").startswith("measured")
+    return None if is_measured else reading.achievable_fraction
 
 
 def _step_times(window: StepWindow) -> dict[str, Any]:

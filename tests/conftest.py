@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +79,15 @@ class FakeEvent:
 
     def wait(self, stream: Any = None) -> None:
         self.device.waits.append("Event.wait")
+
+
+_CACHES = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _no_measurements_of_this_machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured here before must not decide a test: every test begins with a cache of its own, and empty."""
+    monkeypatch.setenv("MFU_MONITOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "caches" / str(next(_CACHES))))
 
 
 @pytest.fixture

@@ -59,6 +59,22 @@ class TestImpossible:
         assert monitor.should_stop
 
 
+class TestMeasuredProduct:
+    """A best product that `mfu-monitor bench` measured on this device."""
+
+    @pytest.mark.parametrize(("peak", "expected"), [(STEP_FLOPS / 0.4, 0.5), (STEP_FLOPS / 2.0, None)])
+    def test_the_reading_is_given_against_it_too_unless_it_is_withheld(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch, peak: float, expected: float | None
+    ) -> None:
+        best = mm.DevicePeak(device_name="cpu", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.5}, source="measured")
+        monkeypatch.setattr("mfu_monitor._run_facts.cached_peak", lambda *args: best)
+        monitor = bench.monitor(log_every_n_steps=2, peak=peak)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bench.run(monitor, 4)
+        assert bench.sink.of_kind("reading")[-1].metrics.get("utilization/of_measured_peak") == expected
+
+
 class TestUsersFigure:
     """The user's own FLOPs of a batch."""
 

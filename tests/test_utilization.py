@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -230,6 +231,14 @@ class TestMetricNames:
         metrics = metrics_of(reading)
         assert (metrics["utilization/mfu"], metrics["utilization/hfu"]) == (0.4, 0.5)
         assert (metrics["utilization/goodput_mfu"], metrics["utilization/attainable_mfu"]) == (0.25, 0.75)
+
+    def test_the_share_of_the_best_measured_product_has_a_name_of_its_own(self) -> None:
+        reading = read_utilization(window(), PEAK, achievable_flops_per_s=500.0)  # 400 FLOP/s, of a peak of 1000
+        metrics = metrics_of(reading)
+        assert (metrics["utilization/mfu"], metrics["utilization/of_measured_peak"]) == (0.4, 0.8)
+        assert "utilization/of_measured_peak" not in metrics_of(read_utilization(window(), PEAK))
+        measured = dataclasses.replace(reading, peak_source="measured")
+        assert "utilization/of_measured_peak" not in metrics_of(measured)
 
     def test_throughput_monitor_names_for_one_device(self) -> None:
         metrics = metrics_of(read_utilization(window(), PEAK), names="throughput_monitor")

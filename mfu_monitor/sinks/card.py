@@ -105,6 +105,8 @@ def _figures(reading: UtilizationReading | None) -> list[str]:
         ("steps of the window", f"{reading.first_step}-{reading.last_step}"),
         ("exactness", reading.exactness.replace("_", " ")),
     ]
+    if reading.achievable_fraction is not None:
+        rows.insert(2, ("of the best product measured on this device", _number(reading.achievable_fraction)))
     lines = [f"- {name}: **{value}**" for name, value in rows]
     reason = [f"- no MFU: {reading.reason}"] if reading.mfu is None and reading.reason else []
     return ["### Last window", "", *lines, *reason, ""]

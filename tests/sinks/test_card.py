@@ -50,6 +50,14 @@ def test_card_names_device_peak_source_density_precision_and_convention() -> Non
     assert "convention: exact" in card
 
 
+def test_card_gives_the_share_of_the_best_measured_product_where_there_is_one() -> None:
+    window = StepWindow(first_step=1, last_step=5, steps=5, elapsed_s=1.0, wall_s=1.0)
+    reading = UtilizationReading(window=window, mfu=0.4, achievable_fraction=0.55)
+    assert "of the best product measured on this device: **0.5500**" in text_card(RECORD, reading=reading, peak=PEAK)
+    without = UtilizationReading(window=window, mfu=0.4)
+    assert "best product" not in text_card(RECORD, reading=without, peak=PEAK)
+
+
 def test_card_calls_a_sparse_peak_sparse() -> None:
     sparse = DevicePeak(device_name="x", flops_per_s_by_precision={"bf16": 1979e12}, source="user", is_dense=False)
     assert "1,979 TFLOP/s SPARSE" in text_card(RECORD, peak=sparse)
