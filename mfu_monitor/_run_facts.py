@@ -41,9 +41,9 @@ class RunFacts:
     def flops_per_batch(self) -> float | None:
         """The user's own figure: an option, or ``model.flops_per_batch`` as Lightning's ThroughputMonitor wants it."""
         value = self._config.flops_per_batch or getattr(self._model, "flops_per_batch", None)
-        if not isinstance(value, numbers.Real) or isinstance(value, bool):  # numpy's numbers are Real too
-            return None
-        return float(value) if 0 < value <= sys.float_info.max else None
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value <= sys.float_info.max:
+            return None  # numpy's numbers are Real too; what is above a float's range, or is no number, is no figure
+        return float(value) if float(value) > 0 else None
 
     @property
     def uses_own_figure(self) -> bool:

@@ -27,6 +27,8 @@ from mfu_monitor.timing.trainable import TrainableParameters
 __all__ = ["StepCounter", "StepOutcome"]
 
 _NO_EXCEPTION = (None, None, None)
+_MOST_SEARCHES = 8
+"""Counts spent in a row on a way of running that was seen but not counted; a rarer one is left to the random draws."""
 _UNREADABLE = "unreadable"
 """Signature of every batch once one could not be read."""
 
@@ -78,6 +80,8 @@ class StepCounter:
         self._counter: Any = None
         self._has_compiled = False
         self._has_counted = False
+        self._signature: Hashable = _UNREADABLE
+        self._phases: list[str] = []
         self._entry = SignatureEntry()
         self._counts = BatchCounts()
         self._compiles_before = 0
@@ -94,6 +98,7 @@ class StepCounter:
 
     def begin(self, batch: Any, extra: Any) -> None:
         """A step begins: find what is known of its kind, and enter the counter if it is to be counted."""
+        self._signature, self._phases = _UNREADABLE, []
         self._entry = self._find_entry(batch, extra) or self.ledger.entry(_UNREADABLE, BatchCounts())
         self._counts = self._entry.counts if self._tokens_function is None else self._own_counts(batch)
         if self._padding is not None:
@@ -108,6 +113,7 @@ class StepCounter:
         model = self._model
         is_training = None if model is None else model.training
         signature = (batch_signature(batch), extra, is_training, self._trainable.pattern())
+        self._signature = signature
         entry = self.ledger.entries.get(signature)
         if entry is not None:
             return entry
@@ -130,7 +136,11 @@ class StepCounter:
     @guarded("counting")
     def _wants_count(self, now_s: float) -> bool:
         entry = self._entry
-        return self._schedule.wants_count(is_known=bool(entry.recent), is_provisional=entry.is_provisional, now_s=now_s)
+        is_known = entry.is_known
+        if not is_known and entry.recent:
+            entry.searches += 1
+            is_known = entry.searches > _MOST_SEARCHES
+        return self._schedule.wants_count(is_known=is_known, is_provisional=entry.is_unsettled, now_s=now_s)
 
     @guarded("counting")
     def _enter(self, batch: Any) -> None:
@@ -146,8 +156,18 @@ class StepCounter:
         once.add(once.measure(batch))
         self._read_padding, self._padding_tokens = once.take(), self._counts.tokens
 
+    def note_phase(self, name: str) -> None:
+        """A phase was marked in the step. Steps with other phases (no backward, two optimizers) ran something else."""
+        self._phases.append(name)
+
+    @guarded("signature")
+    def _entry_as_ran(self) -> SignatureEntry:
+        # Parameters too are asked again: a hook after ours, or the step itself, may have frozen some.
+        return self.ledger.as_ran(self._entry, self._signature, (*self._phases, self._trainable.pattern()))
+
     def end(self, optimizer_step: bool | None) -> StepOutcome:
         """The step ends: leave the counter, and add the step to the window or leave it out."""
+        self._entry = self._entry_as_ran() or self._entry
         was_counted, is_new = self._counter is not None, not self._entry.recent
         has_compiled = self._compile_counter() != self._compiles_before
         record = self._leave(_NO_EXCEPTION) if was_counted else None

@@ -262,6 +262,8 @@ class Monitor:
                 ``"data_wait"`` and ``"between"`` (callbacks, logging); or a name of yours.
         """
         self._windows.mark_phase(name)
+        if self._is_in_step:
+            self._counting.note_phase(name)
 
     @property
     def current_phase(self) -> str:

@@ -18,6 +18,9 @@ SETTLED_COUNTS = 4
 """So many equal counts in a row, and older ones that differ are dropped: the work has changed for good (activation
 checkpointing switched on). In a loop that alternates this comes by chance once in eight."""
 
+MOST_WAYS = 64
+"""Ways in which steps of one signature may run before the rest share one entry (a line search of any length)."""
+
 MOST_SIGNATURES = 4096
 """Signatures remembered; beyond it those that were never counted are forgotten. About a kilobyte each."""
 
@@ -67,6 +70,22 @@ class SignatureEntry:
     is_provisional: bool = False
     recent: deque[_Amounts] = field(default_factory=lambda: deque(maxlen=KEPT_COUNTS))
     use: _Use = field(default_factory=_Use)
+    ran: Hashable = None
+    """What its first step was seen to run (its phases, the parameters that needed gradients); None before that."""
+    others: dict[Hashable, SignatureEntry] = field(default_factory=dict)
+    """Steps of this signature that ran otherwise: a GAN that trains its generator on every fifth batch."""
+    searches: int = 0
+    """Counts spent on finding a way of running that was seen and never counted."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if a step was counted of each way in which steps of this signature were seen to run."""
+        return bool(self.recent) and all(other.recent for other in self.others.values())
+
+    @property
+    def is_unsettled(self) -> bool:
+        """True while a count of it, however the step ran, is provisional."""
+        return self.is_provisional or any(other.is_provisional for other in self.others.values())
 
     def add_record(self, record: StepRecord, *, is_provisional: bool) -> None:
         """Take a count. A provisional one (something compiled in the step) gives way to the next."""
@@ -122,6 +141,24 @@ class StepLedger:
         if found is None:
             found = self.entries[signature] = SignatureEntry(counts=counts)
         return found
+
+    def as_ran(self, entry: SignatureEntry, signature: Hashable, ran: Hashable) -> SignatureEntry:
+        """The entry of a step that has ended: what it ran is known only now, and may not be what the batch told.
+
+        Args:
+            entry: of the signature that the step began with.
+            signature: that signature.
+            ran: anything hashable that is seen of the step without counting it.
+        """
+        if entry.ran is None:
+            entry.ran = ran
+        if entry.ran == ran:
+            return entry
+        if ran not in entry.others and len(entry.others) >= MOST_WAYS:
+            ran = "rest"
+        if ran not in entry.others:
+            entry.others[ran] = self.entry((signature, ran), entry.counts)
+        return entry.others[ran]
 
     def add_step(
         self, entry: SignatureEntry, counts: BatchCounts, *, is_excluded: bool, optimizer_step: bool | None = None

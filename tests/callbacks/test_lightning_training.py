@@ -371,6 +371,50 @@ def test_manual_optimization_with_two_optimizers_counts_what_each_batch_runs(lig
     assert readings[-1].window.optimizer_s is not None
 
 
+def test_a_gan_that_trains_its_generator_on_every_fifth_batch_is_counted_as_it_runs(lightning_run: Any) -> None:
+    def gan_step(self: Any, batch: Tensor, batch_idx: int) -> None:
+        generator, discriminator = self.layers
+        optimizers = self.optimizers()
+        self.manual_backward(discriminator(generator(batch).detach()).sum())
+        optimizers[1].step()
+        if batch_idx % 5 == 0:
+            self.manual_backward(-discriminator(generator(batch)).sum())
+            optimizers[0].step()
+
+    def two_optimizers(self: Any) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(part.parameters(), lr=0.01) for part in self.layers]
+
+    module = lightning_run.module(training_step=gan_step, configure_optimizers=two_optimizers)
+    module.automatic_optimization = False
+    module.layers = nn.ModuleList([nn.Linear(8, 6), nn.Linear(6, 1)])
+    lightning_run.batches = 20
+    monitor = MFUMonitor(peak=PEAK, log_every_n_steps=10)
+    lightning_run.trainer(monitor).fit(module, lightning_run.loader())
+    g, d = 2 * 4 * 8 * 6, 2 * 4 * 6 * 1  # forward products of 4 rows
+    always = g + 2 * d  # the generator forward alone; the discriminator and its weights' gradient
+    fifth = 2 * g + 3 * d  # both forward, both weights' gradients, and the gradient of what was generated
+    assert monitor.monitor is not None
+    assert monitor.monitor.totals["model_flops"] == 20 * always + 4 * fifth
+    assert monitor.reading is not None
+    assert monitor.reading.exactness == "exact"
+
+
+def test_layers_that_the_module_freezes_in_its_own_hook_are_counted_as_they_are_trained(lightning_run: Any) -> None:
+    def freeze_first_half(self: Any, batch: Tensor, batch_idx: int) -> None:
+        self.layers[0].requires_grad_(batch_idx >= 5)  # after the callbacks' hooks of the same name
+
+    module = lightning_run.module(on_train_batch_start=freeze_first_half)
+    lightning_run.batches = 20
+    monitor = MFUMonitor(peak=PEAK, log_every_n_steps=5)
+    lightning_run.trainer(monitor).fit(module, lightning_run.loader())
+    first, second = 2 * 4 * 8 * 16, 2 * 4 * 16 * 1
+    frozen, trained = first + 2 * second, 2 * first + 3 * second
+    assert monitor.monitor is not None
+    assert monitor.monitor.reading is not None
+    assert monitor.monitor.reading.window.model_flops == 5 * trained
+    assert {record.model_flops for record in monitor.monitor.records.values()} == {frozen, trained}
+
+
 def test_lazy_modules_are_measured_like_any_other(lightning_run: Any) -> None:
     def no_dropout(self: Any, batch: Tensor, batch_idx: int) -> Tensor:
         loss: Tensor = self.layers(batch).pow(2).mean()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mfu_monitor.counting.records import StepRecord
-from mfu_monitor.timing.step_counts import StepLedger
+from mfu_monitor.timing.step_counts import MOST_WAYS, StepLedger
 from mfu_monitor.timing.tokens import BatchCounts
 
 TOKENS = BatchCounts(tokens=16, samples=2)
@@ -222,3 +222,28 @@ def test_hardware_is_always_the_sum_of_its_parts(flops: list[int], steps: int) -
     parts = ("model_flops", "recompute_flops", "kernel_recompute_flops", "optimizer_flops", "other_flops")
     assert window["hardware_flops"] == sum(window[name] for name in parts)
     assert window["hardware_flops"] >= window["model_flops"]
+
+
+def test_steps_of_one_signature_that_ran_otherwise_have_a_count_of_their_own(record: Any) -> None:
+    ledger = StepLedger()
+    entry = counted(ledger, "a", record(600))
+    assert ledger.as_ran(entry, "a", "both") is entry
+    run(ledger, entry)
+    other = ledger.as_ran(entry, "a", "critic")
+    assert other is not entry
+    assert not entry.is_known  # a way of running was seen that nobody counted
+    run(ledger, other, 4)
+    assert ledger.take_window()["is_sampled"]
+    other.add_record(record(50), is_provisional=False)
+    assert entry.is_known
+    run(ledger, ledger.as_ran(entry, "a", "both"))
+    run(ledger, ledger.as_ran(entry, "a", "critic"), 4)
+    window = ledger.take_window()
+    assert (window["model_flops"], window["is_sampled"]) == (600 + 4 * 50, False)
+
+
+def test_ways_of_running_without_end_share_one_entry_at_last() -> None:
+    ledger = StepLedger()
+    entry = ledger.entry("a", TOKENS)
+    ways = {id(ledger.as_ran(entry, "a", ("line search", n))) for n in range(1000)}
+    assert len(ways) == 1 + MOST_WAYS + 1  # the first, the others, the rest
