@@ -179,6 +179,17 @@ def test_the_peak_behind_the_report_proves_the_sparse_figure() -> None:
     assert report.verdict == "suspicious"
 
 
+def test_a_report_that_counts_every_expert_is_named_and_another_ratio_is_not() -> None:
+    # 671B of which 37B work on a token: 6 x 671e9 x 1500 tokens/s is 610% of an H100, 6 x 37e9 x 1500 is 33.7%.
+    mixture: dict[str, Any] = {"parameters": 671e9, "active_parameters": 37e9, "tokens_per_s": 1500.0}
+    report = audit(**mixture, reported_mfu=6 * 671e9 * 1500 / 989.4e12)
+    assert report.diagnoses[0].code == "wrong_N"
+    assert "every expert" in report.diagnoses[0].likely_cause
+    assert "33.7%" in report.diagnoses[0].message
+    assert "wrong_N" not in codes(audit(**mixture, reported_mfu=3.0))
+    assert codes(audit(**mixture, reported_mfu=0.337)) == []
+
+
 def test_a_report_that_holds_the_recomputation_is_named() -> None:
     report = audit(parameters=70e9, tokens_per_s=900.0, recompute=1.0, reported_mfu=0.509)  # 38.2% x 4/3
     assert report.diagnoses[0].code == "recompute_in_mfu"

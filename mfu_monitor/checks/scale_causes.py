@@ -22,6 +22,7 @@ def wrong_n(case: Case) -> Iterator[Diagnosis | None]:
     right = _product_parameters(case)
     if not right:
         return
+    yield _experts_behind_report(case, right)
     for observed, strength in _claimed_parameters(case, right):
         for name, wrong, cause in _wrong_parameters(case, right):
             yield judge(
@@ -40,6 +41,29 @@ def wrong_n(case: Case) -> Iterator[Diagnosis | None]:
                     figures={"claimed_parameters": observed, "product_parameters": right, "variant": name},
                 ),
             )
+
+
+def _experts_behind_report(case: Case, right: float) -> Diagnosis | None:
+    """Another tool's MFU that is ours by just the experts that a token does not pass through."""
+    experts, reported, ours = case.evidence.inactive_expert_parameters, case.evidence.reported_mfu, case.bounded_mfu
+    if not (experts and reported and ours and ours > 0):
+        return None
+    return judge(
+        case,
+        Hypothesis(
+            code="wrong_N",
+            quantity="reported MFU, as a fraction",
+            observed=reported,
+            predicted=ours * (right + experts) / right,
+            expected=ours,
+            corrected_mfu=ours,
+            witness=f"{right:,.5g} parameters take part in products for a token; {right + experts:,.5g} is with all "
+            "experts",
+            cause="N holds every expert; a token passes through a few of them.",
+            fix=f"Use N = {right:,.5g}: the experts that a token passes through.",
+            figures={"claimed_parameters": right + experts, "product_parameters": right, "variant": "with all experts"},
+        ),
+    )
 
 
 def _product_parameters(case: Case) -> float | None:
