@@ -10,7 +10,7 @@ from typing import Any
 from mfu_monitor.advice import advise
 from mfu_monitor.counting.records import StepRecord
 from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.planning import remaining_work
+from mfu_monitor.planning import RemainingWork, remaining_work
 from mfu_monitor.roofline import attainable_mfu
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.timing.records import StepWindow
@@ -37,6 +37,7 @@ class Outlook:
         self._for: tuple[StepRecord, DevicePeak] | None = None
         self._attainable: float | None = None
         self._latest: Waterfall | None = None
+        self._left: RemainingWork | None = None
         self._spent_s = 0.0
 
     def attainable(self, record: StepRecord | None, peak: DevicePeak | None) -> float | None:
@@ -78,6 +79,7 @@ class Outlook:
             devices=window.world_size,
             price_per_device_hour=self._price,
         )
+        self._left = work
         return {} if work is None else work.metrics()
 
     def card(self, record: StepRecord | None, peak: DevicePeak | None, step: int) -> Event | None:
@@ -87,6 +89,8 @@ class Outlook:
         lines = [str(advice) for advice in advise(record, peak, self._latest)]
         advice = "\n".join(f"- {line}" for line in lines)
         text = self._latest.markdown() + (f"\n\n**What would help most**\n\n{advice}" if lines else "")
+        if self._left is not None:
+            text += f"\n\n**At the present pace**: {self._left.text()}"
         return Event(kind="outlook", step=step, text=text, title="waterfall", figures=self._figures(record, peak),
                      payload={"waterfall": _plain(self._latest), "advice": lines})  # fmt: skip
 

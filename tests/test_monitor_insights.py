@@ -178,6 +178,18 @@ class TestOutlook:
         last = bench.sink.of_kind("reading")[-1].metrics
         assert last["remaining/wall_clock_s"] == approx(94.0)
 
+    def test_the_card_says_what_is_left_at_the_present_pace(self, bench: Any) -> None:
+        peak = mm.DevicePeak(
+            device_name="test", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.4}, bytes_per_s=1e12, source="user"
+        )
+        # 3600 steps of 1 s: after six of them 3594 s are left on one device, at 3600 an hour.
+        monitor = bench.monitor(log_every_n_steps=2, peak=peak, total_steps=3600, price_per_device_hour=3600.0)
+        bench.run(monitor, 6)
+        monitor.close()
+        last = bench.sink.of_kind("outlook")[-1]
+        assert "**At the present pace**: 3,594 steps left: " in last.text
+        assert "0.9983 device-hours, cost 3,594" in last.text
+
     def test_pictures_and_advice_are_shown_after_the_first_window_and_at_the_end(self, bench: Any) -> None:
         peak = mm.DevicePeak(
             device_name="test", flops_per_s_by_precision={"fp32": STEP_FLOPS / 0.4}, bytes_per_s=1e12, source="user"
