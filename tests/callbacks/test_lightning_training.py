@@ -253,14 +253,17 @@ def test_totals_go_on_after_a_resume_and_the_time_between_is_in_no_window(run: A
     trainer.save_checkpoint(path)
     time.sleep(0.5)
     second = MFUMonitor(peak=PEAK)
-    run.trainer(second, max_epochs=2).fit(language_module(run), batches(6), ckpt_path=path)
+    trainer = run.trainer(second, max_epochs=2)
+    began_s = time.perf_counter()
+    trainer.fit(language_module(run), batches(6), ckpt_path=path)
+    took_s = time.perf_counter() - began_s
     assert second.monitor is not None
     assert first.monitor is not None
     assert first.monitor.totals["tokens"] == 6 * B * S
     assert second.monitor.totals["tokens"] == 12 * B * S
     assert second.monitor.totals["steps"] == 12
     assert second.monitor.reading is not None
-    assert second.monitor.reading.window.wall_s < 0.5
+    assert second.monitor.reading.window.wall_s <= took_s  # the half second between the runs is not in it
     assert second.monitor.reading.last_step == 11
 
 
