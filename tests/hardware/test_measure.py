@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,10 +278,12 @@ def test_bandwidth_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch
     assert measure_bandwidth("cpu") == 4000
 
 
-def test_a_default_measurement_takes_about_two_seconds_on_a_cpu() -> None:
-    start_s = time.perf_counter()
-    assert measure_peak("cpu", "fp32", cache=False) is not None
-    assert time.perf_counter() - start_s < 20  # a loaded machine included
+def test_a_default_measurement_finds_a_rate_on_a_cpu() -> None:
+    peak = measure_peak("cpu", "fp32", cache=False)
+    assert peak is not None
+    rate = peak.flops_per_s("fp32")
+    assert rate is not None
+    assert rate > 1e8  # the slowest machine that runs torch multiplies faster
 
 
 def test_measuring_again_keeps_the_better_figure(monkeypatch: pytest.MonkeyPatch) -> None:
