@@ -138,6 +138,12 @@ class WindowReader:
             any(alert.kind in BAD_NEWS for alert in alerts),
         )
 
+    def on_empty(self, window: StepWindow, so_far: RunSoFar) -> Told:
+        """A window whose steps were all left out is no reading; that it lasts (every step compiles) can be an alert."""
+        reading = self._read(window, so_far)
+        alerts = self._alerts_of(reading) or ()
+        return Told(reading, tuple(map(alert_event, alerts)), False, any(alert.kind in BAD_NEWS for alert in alerts))
+
     def _read(self, window: StepWindow, so_far: RunSoFar) -> UtilizationReading:
         facts = self._facts
         if facts is not None and facts.uses_own_figure and facts.flops_per_batch is not None:

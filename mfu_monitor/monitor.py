@@ -327,10 +327,9 @@ class Monitor:
 
     @guarded("reading")
     def _publish(self, window: StepWindow, so_far: RunSoFar) -> None:
-        if not window.steps:
-            return  # every step of it was left out: there is nothing to read
-        told = self._reader.on(window, so_far)
-        self._reading = told.reading
+        told = self._reader.on(window, so_far) if window.steps else self._reader.on_empty(window, so_far)
+        if window.steps:
+            self._reading = told.reading
         self._announce(window.last_step)
         for event in told.events:
             self._emit(event)

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 import mfu_monitor as mm
 from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, ImpossibleReadingWarning
@@ -117,6 +118,19 @@ class TestAlerts:
         assert alert.payload["kind"] == "drop"
         assert bench.sink.of_kind("reading")[-1].metrics["alerts/active"] == 1.0
         assert any("MFU" in record.message for record in caplog.records if record.levelname == "WARNING")
+
+    def test_a_storm_in_which_every_step_compiles_is_told_though_it_has_no_reading(self, bench: Any) -> None:
+        monitor = bench.monitor(log_every_n_steps=2, peak=STEP_FLOPS / 0.4, alerts=self.OPTIONS)
+        bench.run(monitor, 40)
+        readings = len(bench.sink.of_kind("reading"))
+        for _ in range(20):
+            with monitor.step(torch.zeros(2, 8, dtype=torch.long)):
+                bench.compiles += 1
+                bench.clock.advance(3.0)
+        assert len(bench.sink.of_kind("reading")) == readings
+        alerts = [event.payload for event in bench.sink.of_kind("alert")]
+        assert [alert["kind"] for alert in alerts] == ["drop"]
+        assert alerts[0]["causes"][0]["name"] == "recompilation"
 
     def test_it_calls_the_users_function_and_asks_to_stop(self, bench: Any) -> None:
         told: list[Any] = []
