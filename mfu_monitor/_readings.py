@@ -108,7 +108,10 @@ class WindowReader:
     def _measure_again(self, precision: str | None) -> bool:
         """A product ran faster than the best one measured, so the machine was busy when the peak was measured."""
         with self._paused("peak"):
-            return self._peaks is not None and self._peaks.measure_again(precision)
+            is_better = self._peaks is not None and self._peaks.measure_again(precision)
+        if self._facts is not None:
+            self._facts.forget_measurements()
+        return is_better
 
     # The reading.
 

@@ -59,6 +59,10 @@ class RunFacts:
             self._measured[precision] = None if known is None else known.flops_per_s(precision)
         return self._measured[precision]
 
+    def forget_measurements(self) -> None:
+        """Something was measured anew: ask again."""
+        self._measured.clear()
+
     def evidence(self, window: StepWindow, precision: str | None) -> dict[str, Any]:
         """Fields of ``checks.Evidence`` for one window."""
         facts = dict(self._fixed)

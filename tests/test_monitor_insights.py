@@ -253,6 +253,25 @@ class TestMeasuredPeak:
         assert bench.sink.of_kind("diagnosis") == []
         assert [e.metrics["utilization/mfu"] for e in bench.sink.of_kind("reading")] == approx([0.5, 0.5, 0.5])
 
+    def test_the_share_of_the_measured_peak_follows_the_new_measurement(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A stale figure called a healthy reading suspicious, by a product measured on a busy machine."""
+        measured = [self.measured(STEP_FLOPS / 2.0)]
+
+        def better(*args: Any) -> mm.DevicePeak:
+            measured.append(self.measured(STEP_FLOPS / 0.5))
+            return measured[-1]
+
+        monkeypatch.setattr("mfu_monitor._peak_source.remeasure_peak", better)
+        monkeypatch.setattr("mfu_monitor._run_facts.cached_peak", lambda *args: measured[-1])
+        monitor = bench.monitor(log_every_n_steps=2, peak=measured[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ImpossibleReadingWarning)
+            bench.run(monitor, 6)
+        assert monitor.reading.mfu == approx(0.5)
+        assert bench.sink.of_kind("diagnosis") == []
+
     def test_a_reading_above_it_is_withheld_where_that_does_not_help(
         self, bench: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
