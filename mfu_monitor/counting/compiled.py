@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.graph_attention import Score
 from mfu_monitor.counting.graph_count import CompiledProduct, CompiledRun, count_graph
 from mfu_monitor.counting.graph_modules import modules_of
@@ -18,7 +19,7 @@ from mfu_monitor.counting.graph_text import TextGraph
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.records import Phase
 
-__all__ = ["CompiledCounter", "RunSite"]
+__all__ = ["CompiledCounter", "RunSite", "reads_gradients"]
 
 FUSED = "inductor::fused"
 """The operator name under which the bytes of fused regions are kept."""
@@ -32,6 +33,8 @@ class RunSite:
     module_fqn: str
     without_grad: bool
     in_backward: bool
+    root_gradients: int = 0
+    """How many of the graph's first inputs are the gradients that compiled autograd's backward starts from."""
 
 
 @dataclass(slots=True)
@@ -56,13 +59,28 @@ class CompiledCounter:
         self._ledger = ledger
         self._module_of_parameter = module_of_parameter
         self._forward_runs: list[_ForwardRun] = []
+        self._last_compiled_backward: int | None = None
+
+    def root_gradients(self, site: CallSite) -> int:
+        """How many of the next graph's first inputs are root gradients; 0 where that is not known.
+
+        Compiled autograd hands its first graph the root gradients first. Where its backward breaks into several graphs
+        the later ones do not say what is a gradient.
+        """
+        task = torch._C._current_graph_task_id()
+        if not site.in_compiled_autograd or task == self._last_compiled_backward:
+            return 0
+        self._last_compiled_backward = task
+        return site.differentiated
 
     def saw_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, site: RunSite) -> None:
         """A compiled graph is about to run."""
         forward = self._take_forward_of(graph) if is_backward else None
         with _disable_current_modes():
             known = forward.scores if forward is not None else {}
-            run = count_graph(graph, inputs, is_backward=is_backward, known_scores=known)
+            run = count_graph(
+                graph, inputs, is_backward=is_backward, known_scores=known, root_gradients=site.root_gradients
+            )
         owners = self._owners(inputs)
         forward_owners, forward_nodes = (forward.modules, forward.nodes) if forward is not None else ({}, {})
         modules, nodes = modules_of(graph, run.products, owners, forward_owners, forward_nodes, is_backward=is_backward)
@@ -102,9 +120,16 @@ def _agree(forward: TextGraph, backward: TextGraph) -> bool:
     return True
 
 
+def reads_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether a parameter and its gradient are both among a graph's inputs: an optimizer's step, and no forward."""
+    parameters = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad]
+    gradients = {id(p.grad) for p in parameters if p.grad is not None}
+    return any(id(x) in gradients for x in inputs)
+
+
 def _entry(product: CompiledProduct, module_fqn: str, site: RunSite, is_backward: bool) -> Entry:
     phase = site.phase
-    if is_backward:
+    if is_backward or site.root_gradients:
         phase = Phase.RECOMPUTE if product.is_recomputed else Phase.BACKWARD
     return Entry(
         op=product.op,

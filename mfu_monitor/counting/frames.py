@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -40,6 +41,7 @@ _CUSTOM_BACKWARD = _codes(BackwardCFunction.apply, getattr(BackwardCFunction, "a
 _OPTIMIZER_STEP = _nested_code(torch.optim.Optimizer.profile_hook_step, "wrapper")
 _CHECKPOINT_FILE = _checkpoint.__file__
 _COMPILED_CALL = "compile_wrapper"  # a closure of torch._dynamo.eval_frame, which is not imported for its sake
+_COMPILED_AUTOGRAD_FILE = str(Path(torch.__file__).parent / "_dynamo" / "compiled_autograd.py")
 _CHECKPOINT_ENTRY = _codes(_checkpoint.checkpoint)
 
 
@@ -61,6 +63,10 @@ class CallSite:
     in_optimizer_step: bool = False
     in_compiled_call: bool = False
     """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
+    in_compiled_autograd: bool = False
+    """Inside a backward that compiled autograd runs."""
+    differentiated: int = 0
+    """How many tensors the enclosing ``backward`` started from; 0 where its frame is not on this thread."""
     create_graph: bool | None = None
     """What the enclosing ``backward`` asked for; None where its frame is not on this thread."""
 
@@ -94,11 +100,14 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         elif code in _ENGINE:
             if in_backward:
                 site.create_graph = _asks_create_graph(frame)
+                site.differentiated = len(frame.f_locals.get("t_outputs", ()))
                 break
         elif code is _OPTIMIZER_STEP:
             site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
         elif code in _CUSTOM_BACKWARD:
             site.in_custom_backward = True
+        elif code.co_filename == _COMPILED_AUTOGRAD_FILE:
+            site.in_compiled_autograd = True
         elif code.co_filename == _CHECKPOINT_FILE:
             _note_checkpoint(site, code, in_backward=in_backward)
         elif code.co_name == _COMPILED_CALL:
@@ -125,8 +134,8 @@ def is_called_from(file_name: str, *, depth: int = 1) -> bool:
 
 def _add_module(site: CallSite, frame: FrameType) -> None:
     module = frame.f_locals.get("self")
-    if isinstance(module, torch.fx.GraphModule):
-        return  # a graph that some compiler backend interprets: no module of the user's
+    if isinstance(getattr(module, "_orig_mod", module), torch.fx.GraphModule):
+        return  # a graph that some compiler interprets, or compiled autograd's backward: no module of the user's
     if isinstance(module, nn.Module) and (not site.modules or site.modules[-1] is not module):
         site.modules.append(module)
 

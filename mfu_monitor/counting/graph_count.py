@@ -72,7 +72,12 @@ class CompiledRun:
 
 
 def count_graph(
-    graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, known_scores: Mapping[str, Score]
+    graph: TextGraph,
+    inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    known_scores: Mapping[str, Score],
+    root_gradients: int = 0,
 ) -> CompiledRun:
     """Price one run of a compiled graph.
 
@@ -81,6 +86,8 @@ def count_graph(
         inputs: what it was called with; contents are read for masks only.
         is_backward: whether it is a backward graph, whose products without an incoming gradient are recomputed ones.
         known_scores: score tensors of the forward graphs that ran before in this step, by name.
+        root_gradients: how many of its first inputs are incoming gradients, where it is a backward graph whose text
+            does not call them so.
 
     Returns:
         Its products, the bytes of its fused regions, and what could not be counted.
@@ -88,7 +95,7 @@ def count_graph(
     named = dict(zip(graph.placeholders, inputs, strict=False))
     values = GraphValues(graph, solve_sizes(graph, inputs), named)
     attention = find_attention(graph, values, dict(known_scores))
-    tangents = graph.depends_on([name for name in graph.placeholders if name.startswith("tangents")])
+    tangents = graph.depends_on(_incoming_gradients(graph, root_gradients))
     run = CompiledRun(scores=attention.scores)
     decomposed = decomposed_products(graph, values)
     priced: set[str] = set()
@@ -102,7 +109,7 @@ def count_graph(
         if node.name in attention.shares:
             cost = split_by_attended(cost, attention.shares[node.name])
         cost = _less_padding(cost, unpadded_share(graph, node, values))
-        is_recomputed = is_backward and node.name not in tangents
+        is_recomputed = (is_backward or root_gradients > 0) and node.name not in tangents
         product = _product(graph, node, values, cost, is_recomputed=is_recomputed, tangents=tangents)
         if is_fused:
             rank = len(product.shapes[0])
@@ -112,6 +119,11 @@ def count_graph(
         run.products.append(product)
     run.fused_bytes = _fused_bytes(graph, values, priced)
     return run
+
+
+def _incoming_gradients(graph: TextGraph, root_gradients: int) -> list[str]:
+    tensors = [name for name, spec in graph.placeholders.items() if isinstance(spec, TensorSpec)]
+    return [*tensors[:root_gradients], *(name for name in tensors if name.startswith("tangents"))]
 
 
 def _less_padding(cost: OpCost, share: Fraction) -> OpCost:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._dtype_abbrs import dtype_abbrs
 
-__all__ = ["GraphNode", "GraphParseError", "TensorSpec", "TextGraph", "parse_graph", "solve_sizes"]
+__all__ = ["GraphNode", "GraphParseError", "TensorSpec", "TextGraph", "parse_class", "parse_graph", "solve_sizes"]
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in dtype_abbrs.items()}
 _SPEC = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:\[(?P<stride>[^\]]*)\])?(?P<device>[a-z]+(?::\d+)?)?$")
@@ -125,7 +125,16 @@ def parse_graph(text: str) -> TextGraph:
     classes = [item for item in module.body if isinstance(item, ast.ClassDef)]
     if not classes:
         raise GraphParseError("the compiled graph's text holds no class")
-    forward = _forward_of(classes[0])
+    return parse_class(classes[0])
+
+
+def parse_class(graph: ast.ClassDef) -> TextGraph:
+    """Read the graph, or one of the regions beside it, from its class.
+
+    Raises:
+        GraphParseError: it has no ``forward``.
+    """
+    forward = _forward_of(graph)
     nodes: dict[str, GraphNode] = {}
     outputs: tuple[str | None, ...] = ()
     for statement in forward.body:
@@ -133,7 +142,7 @@ def parse_graph(text: str) -> TextGraph:
             outputs = _returned(statement.value)
         elif (node := _node_of(statement)) is not None:
             nodes[node.name] = node
-    subgraphs = {c.name: c for c in classes[0].body if isinstance(c, ast.ClassDef)}
+    subgraphs = {c.name: c for c in graph.body if isinstance(c, ast.ClassDef)}
     return TextGraph(_placeholders(forward), nodes, outputs, subgraphs)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.counting.graph_inline import inline_subgraphs
 from mfu_monitor.counting.graph_text import GraphParseError, TextGraph, parse_graph
 
 __all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
@@ -129,5 +130,5 @@ def _read(compiled: Any) -> TextGraph:
     if reason is not None or not text:
         raise GraphParseError(reason or "the compiled graph carries no text")
     if text not in _parsed:
-        _parsed[text] = parse_graph(text)
+        _parsed[text] = inline_subgraphs(parse_graph(text))
     return _parsed[text]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mfu_monitor.counting.compiled import CompiledCounter, RunSite
+from mfu_monitor.counting.compiled import CompiledCounter, RunSite, reads_gradients
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.dispatch import operator_name
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
@@ -147,7 +147,10 @@ class StepObserver:
         if link.is_opaque:
             return
         without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
-        run_site = RunSite(phase, link.module_fqn, without_grad, in_backward)
+        if without_grad and reads_gradients(inputs):
+            phase = Phase.OPTIMIZER  # compiled as a whole: no frame of the optimizer is on the stack
+        root_gradients = self._compiled.root_gradients(site) if not is_backward else 0
+        run_site = RunSite(phase, link.module_fqn, without_grad, in_backward, root_gradients)
         self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
 
     def _saw_unreadable_graph(self, reason: str) -> None:
