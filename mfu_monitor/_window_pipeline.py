@@ -13,13 +13,16 @@ import torch
 from mfu_monitor._stages import Stages, guarded, warn
 from mfu_monitor.errors import MFUMonitorWarning
 from mfu_monitor.timing.clock import Clock
-from mfu_monitor.timing.ranks import RankExchange, pack_window, unknown_row, world_fields
+from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.timing.window import WindowBuilder
 
 __all__ = ["RunSoFar", "WindowPipeline", "world_size"]
 
 _DRAIN_POLL_S = 0.005
+_STOP_POLL_S = 0.0005
+_STOP_WAIT_S = 60.0
+"""For the ranks' agreement to stop; longer than a healthy step, shorter than the patience of a collective."""
 _MOST_WINDOWS_IN_FLIGHT = 16
 """Windows that may wait for other ranks; with more of them a rank has gone, or has fewer steps than this one."""
 
@@ -56,6 +59,8 @@ class WindowPipeline:
         self.elapsed_s = 0.0
         self._stages = stages
         self._ranks: RankExchange | None = None
+        self._stop = StopAgreement()
+        self._wants_stop = False
         self._closed: deque[RunSoFar] = deque()
         self._in_flight: deque[Complete] = deque()
         self._complete: list[Complete] = []
@@ -143,6 +148,7 @@ class WindowPipeline:
         """Close the window. ``so_far`` is asked once it is closed, so that its wall time is in."""
         self._close_window(work)
         self._closed.append(so_far())
+        self._stop.close_window()
 
     @guarded("timing")
     def _close_window(self, work: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -166,7 +172,7 @@ class WindowPipeline:
     def _give_up(self) -> None:
         # The other ranks still wait for one row a window from this one.
         for _ in self._closed:
-            self._send(unknown_row())
+            self._send(unknown_row(wants_stop=self._wants_stop))
         self._closed.clear()
 
     def _gather(self, window: StepWindow, so_far: RunSoFar, peak_of: PeakOf) -> None:
@@ -176,7 +182,7 @@ class WindowPipeline:
             self._complete.append((_alone(window), so_far))
             return
         self._in_flight.append((window, so_far))
-        self._send(pack_window(window, peak_of(window)))
+        self._send(pack_window(window, peak_of(window), wants_stop=self._wants_stop))
 
     @guarded("ranks")
     def _send(self, row: list[int]) -> None:
@@ -187,6 +193,7 @@ class WindowPipeline:
         if self._ranks is None:
             return
         for rows in self._received() or ():
+            self._stop.take(rows)
             if self._in_flight:  # else the rows are of a window that this rank gave up
                 window, so_far = self._in_flight.popleft()
                 self._complete.append((self._with_world(window, rows) or window, so_far))
@@ -209,6 +216,33 @@ class WindowPipeline:
         while self._in_flight:
             window, so_far = self._in_flight.popleft()
             self._complete.append((_alone(window), so_far))
+
+    # Stopping together.
+
+    def ask_for_stop(self) -> bool:
+        """Ask all ranks to stop, with the next window's row; False where there is no way to ask them."""
+        self._wants_stop = True
+        return self._ranks is not None
+
+    @property
+    def is_stop_due(self) -> bool:
+        """True once all ranks are to stop, at the end of the window that was closed last."""
+        return self._stop.is_due
+
+    def wait_for_stop(self, peak_of: PeakOf) -> list[Complete]:
+        """Wait for rows that could ask for a stop now. They are two windows old, so they have mostly come long ago."""
+        complete: list[Complete] = []
+        deadline_s = time.perf_counter() + _STOP_WAIT_S
+        while self._ranks is not None and self._stop.is_behind:
+            self._check_deadline(deadline_s)
+            time.sleep(_STOP_POLL_S)
+            complete += self.advance(peak_of)
+        return complete
+
+    @guarded("ranks")
+    def _check_deadline(self, deadline_s: float) -> None:
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError(f"another rank has sent nothing for {_STOP_WAIT_S:g} s")
 
     def stop(self, peak_of: PeakOf, *, timeout_s: float) -> list[Complete]:
         """Training has ended: wait for what is on its way, not longer than this; nothing is held up by it."""

@@ -104,6 +104,7 @@ class Monitor:
         self._is_started = False
         self._is_in_step = False
         self._is_closing = False
+        self._is_stop_refused = False
         self._recompiles_told = 0
         self._step = 0
         self._next_step = 0
@@ -291,6 +292,7 @@ class Monitor:
             self._batches = 0
             self._close_window()
         self._publish_all(self._windows.advance(self._reader.peak_rate_of))
+        self._stop_with_the_other_ranks()
         if not self._is_in_step:
             self._windows.end_reporting()
 
@@ -341,11 +343,26 @@ class Monitor:
     def _act_on(self, told: Told) -> None:
         """What the options ask for after an impossible reading or an alert."""
         if told.is_impossible and self.config.on_impossible != "warn":
-            self.should_stop = True
+            self._request_stop()
             if self.config.on_impossible == "raise" and not self._is_closing:
                 raise ImpossibleReadingError(told.reading.reason or "a reading is impossible")
         if self.config.stop_on_alert and told.has_bad_news:
+            self._request_stop()
+
+    def _request_stop(self) -> None:
+        """Stop now in a world of one. Ranks that stopped each on its own would wait for each other without end."""
+        if world_size() == 1:
             self.should_stop = True
+        elif not self._windows.ask_for_stop() and not self._is_stop_refused:
+            self._is_stop_refused = True
+            _log.warning("Training should stop and goes on: the ranks cannot agree on when, as they share no figures.")
+
+    def _stop_with_the_other_ranks(self) -> None:
+        if self._is_closing or world_size() == 1:
+            return
+        if self.config.stop_on_alert or self.config.on_impossible == "stop":
+            self._publish_all(self._windows.wait_for_stop(self._reader.peak_rate_of))
+        self.should_stop = self.should_stop or self._windows.is_stop_due
 
     @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from mfu_monitor.timing.records import StepWindow
 
-__all__ = ["RankExchange", "pack_window", "unknown_row", "world_fields"]
+__all__ = ["RankExchange", "StopAgreement", "pack_window", "unknown_row", "world_fields"]
 
 _FIELDS = (
     "steps",
@@ -24,6 +24,7 @@ _FIELDS = (
     "tokens",
     "samples",
     "peak_flops_per_s",
+    "wants_stop",
 )
 _UNKNOWN = -1
 """On the wire only: an integer tensor has no None."""
@@ -34,7 +35,7 @@ _TIMEOUT = timedelta(minutes=5)
 Row = Mapping[str, int | None]
 
 
-def pack_window(window: StepWindow, peak_flops_per_s: float | None) -> list[int]:
+def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_stop: bool = False) -> list[int]:
     """The figures of one rank's window as integers to send; -1 for unknown."""
     is_valid = window.invalid_reason is None and window.steps > 0 and window.elapsed_s > 0
     values = {
@@ -47,13 +48,14 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None) -> list[int]
         "tokens": window.tokens,
         "samples": window.samples,
         "peak_flops_per_s": None if peak_flops_per_s is None else round(peak_flops_per_s),
+        "wants_stop": int(wants_stop),
     }
-    return [_sendable(values[name]) for name in _FIELDS] if is_valid else unknown_row()
+    return [_sendable(values[name]) for name in _FIELDS] if is_valid else unknown_row(wants_stop=wants_stop)
 
 
-def unknown_row() -> list[int]:
+def unknown_row(*, wants_stop: bool = False) -> list[int]:
     """What a rank sends that has nothing to tell: it takes part all the same, or the others' order would break."""
-    return [_UNKNOWN] * len(_FIELDS)
+    return [int(wants_stop) if name == "wants_stop" else _UNKNOWN for name in _FIELDS]
 
 
 def _nanoseconds(seconds: float | None) -> int | None:
@@ -123,6 +125,51 @@ def _busy_s_per_step(ranks: Sequence[Row]) -> list[float] | None:
         backward = (row["backward_ns"] or 0) if has_backward else 0
         busy.append((elapsed - backward) / 1e9 / steps)
     return busy
+
+
+_STOP_AFTER = 2
+"""Windows from the row that asks for a stop to the stop. By then the row has come, nearly always without waiting."""
+
+
+class StopAgreement:
+    """The batch after which all ranks stop together, from the rows that they exchange anyway.
+
+    Each rank reads its own clock, so they would stop at different batches, and one that stops alone leaves the others
+    in a collective that never ends. A rank that wants to stop says so in its next row. All get the same rows, so all
+    stop at the end of the same window.
+
+    Example:
+        >>> agreement = StopAgreement()
+        >>> agreement.close_window()
+        >>> agreement.take([pack_window(window, None), pack_window(window, None, wants_stop=True)])
+        >>> agreement.is_due  # two windows later it is
+        False
+    """
+
+    def __init__(self) -> None:
+        self._closed = 0
+        self._received = 0
+        self._stop_at: int | None = None
+
+    def close_window(self) -> None:
+        """This rank has ended a window."""
+        self._closed += 1
+
+    def take(self, rows: Sequence[Sequence[int]]) -> None:
+        """The rows of the next window have come."""
+        self._received += 1
+        if self._stop_at is None and any(_unpack(row)["wants_stop"] for row in rows):
+            self._stop_at = self._received + _STOP_AFTER
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a row is missing that could ask for a stop now: it has to be waited for."""
+        return self._closed - self._received > _STOP_AFTER
+
+    @property
+    def is_due(self) -> bool:
+        """Whether training is to stop at the end of the window that was closed last."""
+        return self._stop_at is not None and self._closed >= self._stop_at
 
 
 class RankExchange:

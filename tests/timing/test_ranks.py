@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.timing.ranks import RankExchange, pack_window, unknown_row, world_fields
+from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
 from mfu_monitor.timing.records import StepWindow
 
 
@@ -91,6 +91,48 @@ class TestStraggler:
         assert (fields["slowest_rank"], fields["rank_spread"]) == (1, pytest.approx(1.0 / 2.5))
 
 
+class TestStopAgreement:
+    """Ranks that want to stop at different moments all stop at the end of the same window."""
+
+    def rows(self, *wants_stop: bool) -> list[list[int]]:
+        return [pack_window(window(), 1e12, wants_stop=wants) for wants in wants_stop]
+
+    def test_all_stop_two_windows_after_the_one_in_whose_row_a_rank_asked(self) -> None:
+        due = []
+        agreement = StopAgreement()
+        for asks in (False, False, True, False, False, False):
+            agreement.close_window()
+            agreement.take(self.rows(False, asks))
+            due.append(agreement.is_due)
+        assert due == [False, False, False, False, True, True]
+
+    def test_a_rank_that_gets_the_rows_late_stops_at_the_same_window(self) -> None:
+        agreement = StopAgreement()
+        for _ in range(3):
+            agreement.close_window()
+        assert agreement.is_behind  # the first row may ask to stop now: it is waited for
+        agreement.take(self.rows(True, False))
+        assert not agreement.is_behind
+        assert agreement.is_due
+
+    def test_nobody_stops_where_nobody_asks(self) -> None:
+        agreement = StopAgreement()
+        for _ in range(50):
+            agreement.close_window()
+            agreement.take([*self.rows(False), unknown_row()])
+        assert not agreement.is_due
+
+    @pytest.mark.parametrize("changes", [{"steps": 0}, {"invalid_reason": "clock"}])
+    def test_a_rank_without_a_valid_window_can_ask_too(self, changes: dict[str, Any]) -> None:
+        row = pack_window(window(**changes), 1e12, wants_stop=True)
+        assert row == unknown_row(wants_stop=True)
+        agreement = StopAgreement()
+        agreement.take([row])
+        for _ in range(3):
+            agreement.close_window()
+        assert agreement.is_due
+
+
 def test_a_world_of_one_makes_no_group() -> None:
     assert RankExchange.join() is None
 
@@ -126,14 +168,18 @@ class Counter:
 
 sink = Sink()
 monitor = mm.Monitor(nn.Linear(2, 2), log_every_n_steps=5, max_overhead=0.0, sinks=[sink],
-                     peak=1e9 * (rank + 1), counter_factory=lambda model: Counter())
-for step in range(20):
+                     peak=1e9 * (rank + 1), counter_factory=lambda model: Counter(), stop_on_alert=case == "stops")
+for step in range(40 if case == "stops" else 20):
+    if case == "stops" and rank == 1 and step == 7:
+        monitor._request_stop()  # as after an alert that this rank sees and the other does not
     with monitor.step(torch.zeros(4, 8, dtype=torch.long)):
         time.sleep(0.002 + 0.02 * rank)
     if case == "fails" and rank == 1 and step == 7:
         monitor._windows.builder.end_step = lambda **_: 1 / 0
+    if monitor.should_stop:
+        break
 monitor.close()
-print(json.dumps({"calls": len(calls), "readings": sink.readings}))
+print(json.dumps({"last_step": step, "calls": len(calls), "readings": sink.readings}))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -177,3 +223,10 @@ def test_a_rank_whose_monitor_failed_takes_part_and_the_world_is_unknown(tmp_pat
     assert healthy["readings"][0]["mfu"] is not None
     assert healthy["readings"][-1]["mfu"] is None
     assert "other 1 ranks" in healthy["readings"][-1]["reason"]
+
+
+def test_two_ranks_stop_after_the_same_step_though_only_one_wants_to(tmp_path: Path) -> None:
+    """Asked for in the window of steps 5-9, whose row all have by the end of steps 15-19; no collective more."""
+    for answer in _two_ranks(tmp_path, "stops"):
+        assert answer["last_step"] == 19
+        assert answer["calls"] == 20 // 5
