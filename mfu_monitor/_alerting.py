@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from mfu_monitor._stages import warn
 from mfu_monitor.alerts import Alert, AlertDetector
 from mfu_monitor.config import MonitorConfig, resolve_alerts, resolve_callable
+from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.notify import CallableSink, LoggingSink
 from mfu_monitor.sinks.webhook import WEBHOOK_URL_VARIABLE, WebhookSink
@@ -62,6 +64,17 @@ def alert_sinks(config: MonitorConfig) -> list[Sink]:
     sinks: list[Sink] = [LoggingSink()]
     if (function := resolve_callable("on_alert", config.on_alert)) is not None:
         sinks.append(CallableSink(function))
-    if config.webhook is not None or os.environ.get(WEBHOOK_URL_VARIABLE):
+    if config.webhook is not None:
         sinks.append(WebhookSink(config.webhook))
+    elif os.environ.get(WEBHOOK_URL_VARIABLE):
+        sinks += _webhook_of_the_environment()
     return sinks
+
+
+def _webhook_of_the_environment() -> list[Sink]:
+    """A variable is set far from the script, often for a whole cluster: a wrong one must not cost the run its figures."""
+    try:
+        return [WebhookSink()]
+    except ConfigurationError as error:
+        warn(f"{WEBHOOK_URL_VARIABLE}: {error} Alerts go to the other sinks only.", StageDisabledWarning)
+        return []

@@ -177,6 +177,10 @@ def _check_webhook(value: Any) -> None:
             f"webhook=<{type(value).__name__}> is not allowed: expected an address that begins with http:// or "
             "https://, or None for the environment variable MFU_MONITOR_WEBHOOK_URL"
         )
+    if value is not None:
+        from mfu_monitor.sinks.webhook import checked_url  # here: few runs need an http client
+
+        checked_url(value)
 
 
 def resolve_alerts(value: Any) -> AlertConfig | None:

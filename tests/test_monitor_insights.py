@@ -9,7 +9,12 @@ import pytest
 import torch
 
 import mfu_monitor as mm
-from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, ImpossibleReadingWarning
+from mfu_monitor.errors import (
+    ConfigurationError,
+    ImpossibleReadingError,
+    ImpossibleReadingWarning,
+    StageDisabledWarning,
+)
 
 approx: Any = pytest.approx
 pytestmark = pytest.mark.filterwarnings("ignore:.*less than a megaflop.*")
@@ -173,6 +178,21 @@ class TestAlerts:
             mm.MonitorConfig(webhook="hooks.example/secret")
         assert "secret" not in str(error.value)
         assert "secret" not in repr(mm.MonitorConfig(webhook="https://hooks.example/secret"))
+
+    def test_an_address_without_a_host_is_refused_before_training(self) -> None:
+        with pytest.raises(ConfigurationError, match="with a host") as error:
+            mm.MonitorConfig(webhook="https:///secret")
+        assert "secret" not in str(error.value)
+
+    def test_a_wrong_address_in_the_environment_costs_the_webhook_only(
+        self, bench: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MFU_MONITOR_WEBHOOK_URL", "hooks.example/secret")
+        told: list[Any] = []
+        with pytest.warns(StageDisabledWarning, match="MFU_MONITOR_WEBHOOK_URL") as warned:
+            self.run_with_a_drop(bench, on_alert=told.append)
+        assert "secret" not in str(warned[0].message)
+        assert [event.payload["kind"] for event in told] == ["drop"]
 
 
 class TestOutlook:

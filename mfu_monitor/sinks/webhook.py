@@ -19,7 +19,7 @@ from typing import Any
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.sinks.base import Event
 
-__all__ = ["WEBHOOK_URL_VARIABLE", "WebhookSink"]
+__all__ = ["WEBHOOK_URL_VARIABLE", "WebhookSink", "checked_url"]
 
 WEBHOOK_URL_VARIABLE = "MFU_MONITOR_WEBHOOK_URL"
 """Environment variable with the address, where none is given as an argument."""
@@ -80,7 +80,7 @@ class WebhookSink:
         backoff_s: float = 1.0,
         queue_size: int = 64,
     ) -> None:
-        self._url = _Secret(_checked(url if url is not None else os.environ.get(WEBHOOK_URL_VARIABLE)))
+        self._url = _Secret(checked_url(url if url is not None else os.environ.get(WEBHOOK_URL_VARIABLE)))
         self.kinds = tuple(kinds)
         self.run_name = run_name
         self.timeout_s = _positive("timeout_s", timeout_s)
@@ -210,7 +210,7 @@ def _reason(reason: object) -> str:
 
 def _retry_after_s(error: urllib.error.HTTPError) -> float:
     value = error.headers.get("Retry-After", "") if error.headers else ""
-    return float(value) if value.isdigit() else 0.0
+    return float(value) if value.isascii() and value.isdigit() else 0.0
 
 
 def _body(event: Event, run_name: str) -> bytes:
@@ -224,7 +224,12 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _checked(url: str | None) -> str:
+def checked_url(url: str | None) -> str:
+    """The address, if it can be one.
+
+    Raises:
+        ConfigurationError: no address, or one that is not http(s) with a host; the message does not show it.
+    """
     if not url:
         raise ConfigurationError(
             "The webhook has no address. Give url=, or set the environment variable "

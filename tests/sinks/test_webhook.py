@@ -201,6 +201,16 @@ def test_500_for_good_is_reported_once_and_later_alerts_still_go(
     assert "the server answered 500" in message
 
 
+@pytest.mark.parametrize("pause", ["\xb2", "-1", "soon", "9" * 400])
+def test_whatever_pause_the_server_asks_for_later_alerts_still_go(server: Server, pause: str) -> None:
+    server.statuses, server.headers = [503], {"Retry-After": pause}
+    sink = sink_to(server.url, retries=0)
+    sink.emit(alert("first"))
+    sink.emit(alert("second"))
+    sink.close()
+    assert [request[2]["text"] for request in server.requests] == ["*drop*\nfirst", "*drop*\nsecond"]
+
+
 def test_a_refusal_is_not_tried_again(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.statuses = [404]
     sink = sink_to(server.url, retries=5)
