@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._functorch.config as functorch_config
 from tensorboard import program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -103,12 +105,20 @@ def test_tensorboard_serves_the_series_the_layout_and_the_cards(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_compiled_demo_reports_both(tmp_path: Path) -> None:
-    folder = run_demo(tmp_path / "logs", "--compile")
-    last = read_jsonl(folder / "mfu.jsonl").readings[-1]
+@pytest.mark.parametrize(("budget", "recomputes"), [("1.0", False), ("0.0", True)])
+def test_the_compiled_demo_reports_both_and_the_compilers_recomputation(
+    tmp_path: Path, budget: str, recomputes: bool
+) -> None:
+    torch._dynamo.reset()
+    with functorch_config.patch(activation_memory_budget=1.0):  # puts back what the demo sets
+        folder = run_demo(tmp_path / "logs", "--compile", "--memory-budget", budget)
+    run = read_jsonl(folder / "mfu.jsonl")
+    last, record = run.readings[-1], run.records[-1]
     assert last.mfu is not None
     assert last.hfu is not None
-    assert 0 < last.mfu <= last.hfu
+    assert 0 < last.mfu < last.hfu  # flash attention's fifth product at least
+    assert (record.recompute_flops > 0) is recomputes
+    assert record.model_flops == run.records[0].model_flops
 
 
 @pytest.mark.slow
