@@ -72,7 +72,7 @@ def alert_sinks(config: MonitorConfig) -> list[Sink]:
 
 
 def _webhook_of_the_environment() -> list[Sink]:
-    """A variable is set far from the script, often for a whole cluster: a wrong one must not cost the run its figures."""
+    """A variable is set far from the script, often for a cluster: a wrong one must not cost the run its figures."""
     try:
         return [WebhookSink()]
     except ConfigurationError as error:

@@ -18,6 +18,15 @@ _LOSSES = ("drop", "sag", "floor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Notice:
+    """An alert, and its place among the readings: steps alone do not tell, as a resumed run repeats some."""
+
+    alert: Alert
+    begin: int
+    """Index of the first reading that it speaks of; the number of readings where none was made any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPoint:
     """The MFU of one window, and its last step."""
 
@@ -88,8 +97,13 @@ def replay_alerts(readings: Sequence[UtilizationReading], config: AlertConfig | 
     Example:
         >>> replay_alerts(read_jsonl("run/mfu.jsonl").readings, AlertConfig(drop=0.05))
     """
+    return tuple(alert for _, alert in _replayed(readings, config))
+
+
+def _replayed(readings: Sequence[UtilizationReading], config: AlertConfig | None) -> list[tuple[int, Alert]]:
+    """Each alert with the number of readings made until then."""
     detector = AlertDetector(config)
-    return tuple(alert for reading in readings for alert in detector.update(reading))
+    return [(made, alert) for made, reading in enumerate(readings, start=1) for alert in detector.update(reading)]
 
 
 def summarize_run(
@@ -97,6 +111,7 @@ def summarize_run(
     readings: Sequence[UtilizationReading],
     alerts: Sequence[Alert] | None = None,
     *,
+    readings_before: Sequence[int] | None = None,
     source: str = "",
     config: AlertConfig | None = None,
 ) -> RunSummary:
@@ -106,6 +121,8 @@ def summarize_run(
         name: what the run is called in tables.
         readings: its readings in order of time.
         alerts: its alerts as logged; None or none at all replays the detection over the readings.
+        readings_before: for each of the alerts how many readings had been made, its own included; None takes the
+            alerts' steps for it, which a resumed run has twice.
         source: where the readings come from, to be shown.
         config: thresholds of the replay.
 
@@ -115,7 +132,13 @@ def summarize_run(
     """
     if not readings:
         return RunSummary(name=name, source=source)
-    notices = tuple(alerts or ()) or replay_alerts(readings, config)
+    if not alerts:
+        placed = _replayed(readings, config)
+    elif readings_before is None:
+        placed = [(sum(reading.last_step <= alert.step for reading in readings), alert) for alert in alerts]
+    else:
+        placed = list(zip(readings_before, alerts, strict=True))
+    notices = [_Notice(alert=alert, begin=_begin(readings, made, _first_step(alert))) for made, alert in placed]
     incidents = _incidents(readings, notices)
     last = readings[-1]
     return RunSummary(
@@ -128,7 +151,7 @@ def summarize_run(
         first_step=readings[0].first_step,
         last_step=last.last_step,
         incidents=incidents,
-        changes=tuple(alert for alert in notices if alert.kind == "change"),
+        changes=tuple(notice.alert for notice in notices if notice.alert.kind == "change"),
         lost_gpu_hours_by_cause=_by_cause(incidents),
         exactness=tuple(sorted({reading.exactness for reading in readings})),
         replayed=not alerts and bool(notices),
@@ -172,30 +195,40 @@ def _goodput(readings: Sequence[UtilizationReading]) -> float | None:
     return sum(useful for useful, _ in known) / wall_s if wall_s > 0 else None
 
 
-def _incidents(readings: Sequence[UtilizationReading], notices: Sequence[Alert]) -> tuple[IncidentSummary, ...]:
+def _begin(readings: Sequence[UtilizationReading], made: int, first_step: int) -> int:
+    """From the reading that an alert was made at back to the first of its windows, but not beyond a restart."""
+    index = made
+    while index > 0 and readings[index - 1].last_step >= first_step:
+        if index < made and readings[index - 1].last_step >= readings[index].last_step:
+            break
+        index -= 1
+    return index
+
+
+def _incidents(readings: Sequence[UtilizationReading], notices: Sequence[_Notice]) -> tuple[IncidentSummary, ...]:
     found, full = [], None
-    for index, alert in enumerate(notices):
-        if alert.kind in _LOSSES:
-            full = full or alert.baseline  # a further drop is measured by the level before the first
-            found.append(_incident(readings, alert, notices[index + 1 :], full))
+    for index, notice in enumerate(notices):
+        if notice.alert.kind in _LOSSES:
+            full = full or notice.alert.baseline  # a further drop is measured by the level before the first
+            found.append(_incident(readings, notice, notices[index + 1 :], full))
         else:
             full = None
     return tuple(found)
 
 
 def _incident(
-    readings: Sequence[UtilizationReading], alert: Alert, later: Sequence[Alert], full: float | None
+    readings: Sequence[UtilizationReading], notice: _Notice, later: Sequence[_Notice], full: float | None
 ) -> IncidentSummary:
-    end = next((notice for notice in later if notice.kind in ("recovery", "change")), None)
-    first, last = _first_step(alert), _first_step(end) - 1 if end is not None else readings[-1].last_step
-    inside = [reading for reading in readings if reading.last_step >= first and reading.first_step <= last]
-    further = [notice for notice in later if notice.kind in _LOSSES and _first_step(notice) <= last]
+    end = next((other for other in later if other.alert.kind in ("recovery", "change")), None)
+    inside = range(notice.begin, len(readings) if end is None else end.begin)
+    further = [other for other in later if other.alert.kind in _LOSSES and other.begin in inside]
+    lost = [_step_gpu_hours(readings[i]) * _lost_share(readings[i], i, notice.alert, further, full) for i in inside]
     return IncidentSummary(
-        alert=alert,
-        last_step=last,
-        recovered=end is not None and end.kind == "recovery",
-        wall_s=sum(reading.window.wall_s for reading in inside),
-        lost_gpu_hours=sum(_step_gpu_hours(reading) * _lost_share(reading, alert, further, full) for reading in inside),
+        alert=notice.alert,
+        last_step=readings[-1].last_step if end is None else _first_step(end.alert) - 1,
+        recovered=end is not None and end.alert.kind == "recovery",
+        wall_s=sum(readings[i].window.wall_s for i in inside),
+        lost_gpu_hours=sum(lost),
     )
 
 
@@ -208,14 +241,16 @@ def _step_gpu_hours(reading: UtilizationReading) -> float:
     return _gpu_hours(reading.elapsed_s + reading.window.excluded_s.get("compile", 0.0), reading)
 
 
-def _lost_share(reading: UtilizationReading, alert: Alert, further: Sequence[Alert], full: float | None) -> float:
+def _lost_share(
+    reading: UtilizationReading, index: int, alert: Alert, further: Sequence[_Notice], full: float | None
+) -> float:
     """The share of the work that is missing: from the alert's baseline down to the window, as a part of ``full``.
 
     Where a further drop began meanwhile, this incident's part ends at that one's baseline.
     """
     if not (alert.baseline and full and reading.mfu is not None and _is_loss_of_mfu(alert)):
         return alert.loss or 0.0
-    begun = [notice.baseline for notice in further if _first_step(notice) <= reading.last_step]
+    begun = [notice.alert.baseline for notice in further if notice.begin <= index]
     level = max([reading.mfu, *(baseline for baseline in begun if baseline is not None)])
     return max(0.0, alert.baseline - level) / full
 

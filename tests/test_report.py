@@ -115,6 +115,26 @@ def test_a_further_drop_costs_on_top_and_nothing_twice() -> None:
     assert second.lost_gpu_hours == pytest.approx(5 * 0.375)
 
 
+def test_a_resumed_run_counts_the_steps_it_repeats_once_an_incident() -> None:
+    """It falls at window 5, dies at 10 and resumes from window 7: windows 7-9 again at 0.3, and well from 10 on."""
+    before = [reading(i, 0.3 if i >= 5 else 0.4) for i in range(10)]
+    after = [reading(i, 0.3 if i < 10 else 0.4) for i in range(7, 20)]
+    alerts = [drop(51), notice("recovery", 101)]
+    summary = summarize_run("a", before + after, alerts, readings_before=[10, 10 + 13])
+    [incident] = summary.incidents
+    assert incident.recovered
+    assert incident.wall_s == 36.0 * (5 + 3)
+    assert incident.lost_gpu_hours == pytest.approx(0.25 * (5 + 3))
+
+
+def test_an_incident_after_a_restart_leaves_the_like_steps_before_it_alone() -> None:
+    """Steps 51-150 twice: at 0.4 with nothing wrong, then at 0.3 from the first on."""
+    readings = [reading(i, 0.4) for i in range(15)] + [reading(i, 0.3) for i in range(5, 15)]
+    summary = summarize_run("a", readings, [drop(51)], readings_before=[15 + 6])
+    assert summary.incidents[0].wall_s == 36.0 * 10
+    assert summary.incidents[0].lost_gpu_hours == pytest.approx(10 * 0.25)
+
+
 def test_a_loss_that_mfu_does_not_show_costs_its_own_share() -> None:
     """Padding: MFU holds at 0.4, a third of the useful tokens is gone."""
     summary = summarize_run("a", [reading(i, 0.4) for i in range(20)], [drop(101, mfu=0.4, loss=1 / 3, padding=1.0)])

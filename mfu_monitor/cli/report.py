@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,18 +53,15 @@ def _report(
 
 def _summary(log: RunLog, config: AlertConfig | None) -> RunSummary:
     alerts = log.alerts if config is None else None
-    return summarize_run(log.name, log.readings, alerts, source=log.source, config=config)
+    return summarize_run(
+        log.name, log.readings, alerts, readings_before=log.readings_before, source=log.source, config=config
+    )
 
 
 def _named_apart(logs: Sequence[RunLog]) -> list[RunLog]:
     """Runs whose directories have the same name are told apart by their source."""
     names = [log.name for log in logs]
-    return [
-        RunLog(name=log.source, source=log.source, readings=log.readings, alerts=log.alerts)
-        if names.count(log.name) > 1
-        else log
-        for log in logs
-    ]
+    return [dataclasses.replace(log, name=log.source) if names.count(log.name) > 1 else log for log in logs]
 
 
 def _write(path: Path, write: Callable[[], None]) -> None:

@@ -127,6 +127,7 @@ def _draw_utilization(axes: Any, log: RunLog, summary: RunSummary) -> None:
         cause = next((c.name.replace("_", " ") for c in incident.alert.causes), "cause unknown")
         place = (first, 0.93 - 0.07 * ((number - 1) % 3))  # above the lines; neighbours at three heights
         label = axes.annotate(f"{number} {cause}", place, xycoords=("data", "axes fraction"), fontsize=8, clip_on=True)
+        label.set_parse_math(False)
         label.set_in_layout(False)
     for change in summary.changes:
         axes.axvline(change.first_step or change.step, color="#6a3d9a", linestyle="--", linewidth=1)
@@ -171,7 +172,8 @@ def _draw_hours(axes: Any, summary: RunSummary) -> None:
     positions = range(len(bars))
     axes.barh(positions, [v * scale for _, v, _ in bars], color=[color for _, _, color in bars], height=0.5)
     for position, (name, value, _) in zip(positions, bars, strict=True):
-        axes.text(0, position + 0.32, f"{name}: {value * scale:,.3g}", fontsize=8).set_in_layout(False)
+        label = axes.text(0, position + 0.32, f"{name}: {value * scale:,.3g}", fontsize=8, parse_math=False)
+        label.set_in_layout(False)
     axes.set_yticks([])
     axes.set_ylim(len(bars) - max(len(bars), 4) - 0.6, len(bars) - 0.2)  # few bars stay narrow, at the top
     axes.set_xlabel(f"device {unit}")

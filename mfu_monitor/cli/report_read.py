@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mfu_monitor.alerts import Alert
-from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
+from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.jsonl import read_jsonl
 from mfu_monitor.timing.records import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -29,6 +32,8 @@ class RunLog:
     source: str
     readings: tuple[UtilizationReading, ...]
     alerts: tuple[Alert, ...] = ()
+    readings_before: tuple[int, ...] = ()
+    """For each alert, the readings made until then."""
 
 
 def read_runs(path: Path) -> list[RunLog]:
@@ -45,11 +50,25 @@ def read_runs(path: Path) -> list[RunLog]:
             "monitor, or events.out.tfevents... files), or the .jsonl file itself."
         )
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
-    logs = [log for file in files if (log := _from_jsonl(file, path)) is not None]
+    logs, refused = _from_files(files, path)
     logs = logs or [log for folder in _event_folders(path) if (log := _from_tensorboard(folder, path)) is not None]
     if not logs:
-        raise ConfigurationError(_nothing_found(path, files))
+        raise refused[0] if refused else ConfigurationError(_nothing_found(path, files))
+    for error in refused:  # data sets and other programs' logs have the same ending
+        warnings.warn(f"Left out: {error}", MFUMonitorWarning, stacklevel=2)
     return logs
+
+
+def _from_files(files: Sequence[Path], root: Path) -> tuple[list[RunLog], list[ConfigurationError]]:
+    """The runs in the files, and why others could not be read."""
+    logs: list[RunLog] = []
+    refused: list[ConfigurationError] = []
+    for file in files:
+        try:
+            logs += _from_jsonl(file, root)
+        except ConfigurationError as error:
+            refused.append(error)
+    return logs, refused
 
 
 def _nothing_found(path: Path, files: list[Path]) -> str:
@@ -60,12 +79,40 @@ def _nothing_found(path: Path, files: list[Path]) -> str:
     )
 
 
-def _from_jsonl(file: Path, root: Path) -> RunLog | None:
+def _from_jsonl(file: Path, root: Path) -> list[RunLog]:
+    """The runs of one file: it is continued by a resumed run, and by another run from the start."""
     run = read_jsonl(file)
-    if not run.readings:
-        return None
-    alerts = tuple(Alert.from_dict(e.payload) for e in run.events if e.kind == "alert" and "message" in e.payload)
-    return RunLog(name=_name(file, root), source=str(file), readings=run.readings, alerts=alerts)
+    readings = iter(run.readings)
+    parts: list[tuple[list[UtilizationReading], list[tuple[int, Alert]]]] = [([], [])]
+    for event in run.events:
+        if event.kind == "reading":
+            reading = next(readings)
+            if parts[-1][0] and reading.first_step <= parts[-1][0][0].first_step:
+                parts.append(([], []))
+            parts[-1][0].append(reading)
+        elif event.kind == "alert" and "message" in event.payload:
+            parts[-1][1].append((len(parts[-1][0]), _alert(file, event)))
+    return [
+        RunLog(
+            name=_name(file, root) + (which := f" (run {number})" if len(parts) > 1 else ""),
+            source=str(file) + which,
+            readings=tuple(made),
+            alerts=tuple(alert for _, alert in alerts),
+            readings_before=tuple(before for before, _ in alerts),
+        )
+        for number, (made, alerts) in enumerate(parts, start=1)
+        if made
+    ]
+
+
+def _alert(file: Path, event: Event) -> Alert:
+    try:
+        return Alert.from_dict(event.payload)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{file}, step {event.step}: not an alert of mfu-monitor ({error}). "
+            "Give a file that was written through jsonl=, unedited."
+        ) from error
 
 
 def _name(found: Path, root: Path) -> str:
@@ -125,7 +172,10 @@ _COUNTS = ("model_flops", "hardware_flops", "recompute_flops")
 
 def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iterator[UtilizationReading]:
     """Readings as far as scalars can tell: windows end where MFU was logged; wall time is the events' own."""
-    by_step = {tag: {event.step: event.value for event in events} for tag, events in scalars.items()}
+    by_step = {
+        tag: {event.step: event.value for event in events if math.isfinite(event.value)}
+        for tag, events in scalars.items()
+    }
     events = sorted(scalars[mfu_tag], key=lambda event: event.step)
     gaps = [later.wall_time - earlier.wall_time for earlier, later in itertools.pairwise(events)]
     step_before, wall_before = 0, None
@@ -154,4 +204,5 @@ def _reading(
         **{name: round(value) if name in _COUNTS else value for name, value in fields.items()},  # type: ignore[arg-type]
     )
     known = {name: at(tag) for name, tag in _READING_TAGS.items()}
-    return UtilizationReading(window=window, mfu=event.value, **known)  # type: ignore[arg-type]
+    mfu = event.value if math.isfinite(event.value) else None
+    return UtilizationReading(window=window, mfu=mfu, **known)  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from mfu_monitor.counting.records import StepRecord
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
@@ -16,6 +16,8 @@ from mfu_monitor.sinks.base import Event
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["JSONL_SCHEMA_VERSION", "JsonlRun", "JsonlSink", "read_jsonl"]
+
+_Made = TypeVar("_Made")
 
 JSONL_SCHEMA_VERSION = 1
 """Raised when a key changes its meaning; new keys alone do not raise it."""
@@ -85,9 +87,19 @@ def read_jsonl(path: str | Path) -> JsonlRun:
     events = tuple(_events(Path(path)))
     return JsonlRun(
         events=events,
-        readings=tuple(UtilizationReading.from_dict(e.payload) for e in events if e.kind == "reading"),
-        records=tuple(_record(e.payload) for e in events if e.kind == "record"),
+        readings=tuple(_made(UtilizationReading.from_dict, path, e) for e in events if e.kind == "reading"),
+        records=tuple(_made(_record, path, e) for e in events if e.kind == "record"),
     )
+
+
+def _made(make: Callable[[Mapping[str, Any]], _Made], path: str | Path, event: Event) -> _Made:
+    try:
+        return make(event.payload)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path}: the {event.kind} of step {event.step} is not complete ({type(error).__name__}: {error}). "
+            "Give a file that was written through jsonl=, unedited."
+        ) from error
 
 
 def _record(payload: Mapping[str, Any]) -> StepRecord:
@@ -135,7 +147,7 @@ def _events(path: Path) -> Iterator[Event]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_constant=lambda _: None)  # another writer's NaN is unknown
         except json.JSONDecodeError as error:
             if number == len(lines):
                 warnings.warn(_cut_off(path, number), MFUMonitorWarning, stacklevel=4)
@@ -155,7 +167,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _event(path: Path, number: int, values: Any) -> Event:
-    if not isinstance(values, dict) or not {"schema", "kind", "step"} <= values.keys():
+    is_event = isinstance(values, dict) and {"schema", "kind", "step"} <= values.keys()
+    if not is_event or not isinstance(values["schema"], int):
         raise _not_an_event(path, number, "an object with the keys 'schema', 'kind' and 'step' was expected")
     if values["schema"] > JSONL_SCHEMA_VERSION:
         raise ConfigurationError(

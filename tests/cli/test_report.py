@@ -12,6 +12,7 @@ import pytest
 
 from mfu_monitor.alerts import AlertDetector
 from mfu_monitor.cli import main
+from mfu_monitor.errors import MFUMonitorWarning
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.timing.records import StepWindow
@@ -205,6 +206,61 @@ def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = write_jsonl(tmp_path / "gpt") / "mfu.jsonl"
     file.write_text("not json\n" + file.read_text())
     assert "line 1" in refused(capsys, tmp_path / "gpt")
+
+
+def test_another_run_in_the_same_file_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once = json.loads(run(capsys, write_jsonl(tmp_path / "gpt", wait_s_later=0.4), "--json"))[0]
+    twice = json.loads(run(capsys, write_jsonl(tmp_path / "gpt", wait_s_later=0.4), "--json"))
+    assert [summary["name"] for summary in twice] == ["gpt (run 1)", "gpt (run 2)"]
+    for summary in twice:
+        assert summary["gpu_hours"] == once["gpu_hours"]
+        assert summary["lost_gpu_hours_by_cause"] == once["lost_gpu_hours_by_cause"]
+        assert summary["lost_gpu_hours_by_cause"]["data_loading"] > 0
+
+
+def test_other_files_of_lines_are_left_out_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "gpt")
+    (tmp_path / "gpt" / "data.jsonl").write_text('{"text": "hello"}\n')
+    with pytest.warns(MFUMonitorWarning, match="Left out: .*data.jsonl, line 1"):
+        [summary] = json.loads(run(capsys, tmp_path / "gpt", "--json"))
+    assert summary["windows"] == 80
+    assert "data.jsonl, line 1" in refused(capsys, tmp_path / "gpt" / "data.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"schema": 1, "kind": "reading", "step": 3, "payload": {}}, "reading of step 3 is not complete"),
+        ({"schema": 1, "kind": "record", "step": 3, "payload": {"ops": 7}}, "record of step 3 is not complete"),
+        ({"schema": 1, "kind": "alert", "step": 3, "payload": {"message": "x"}}, "step 3: not an alert"),
+        ({"schema": "1", "kind": "reading", "step": 3, "payload": {}}, "line 1: not an event"),
+    ],
+)
+def test_an_event_that_is_not_whole_is_refused_and_named(
+    event: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mfu.jsonl"
+    file.write_text(json.dumps(event) + "\n" + (write_jsonl(tmp_path / "gpt") / "mfu.jsonl").read_text())
+    assert words in refused(capsys, file)
+
+
+def test_not_a_number_in_a_log_is_unknown_and_the_json_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_jsonl(tmp_path / "gpt") / "mfu.jsonl"
+    file.write_text(re.sub(r'"(mfu|hfu)": [0-9.]+', r'"\1": NaN', file.read_text()))
+    text = run(capsys, tmp_path / "gpt", "--json")
+    assert json.loads(text, parse_constant=pytest.fail)[0]["median_mfu"] is None
+
+
+def test_a_cause_that_reads_like_mathematics_is_drawn_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_jsonl(tmp_path / "gpt", wait_s_later=0.4) / "mfu.jsonl"
+    file.write_text(file.read_text().replace('"data_loading"', '"$\\\\frac<b>$"'))
+    page = tmp_path / "page.html"
+    run(capsys, tmp_path / "gpt", "--html", page)
+    assert "<b>$" not in page.read_text()
 
 
 def test_a_wrong_drop_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
