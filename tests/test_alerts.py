@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,12 @@ def window_reading(index: int, mfu: float, **changes: Any) -> UtilizationReading
     for name in reading.keys() & changes.keys():
         reading[name] = changes.pop(name)
     return UtilizationReading(window=StepWindow(**fields | changes), **reading)
+
+
+def _with(reading: UtilizationReading, **changes: Any) -> UtilizationReading:
+    """The reading with other figures, of its window where they are the window's."""
+    own = {name: changes.pop(name) for name in ("mfu",) if name in changes}
+    return dataclasses.replace(reading, window=dataclasses.replace(reading.window, **changes), **own)
 
 
 def noisy(level: float, count: int, *, seed: int = 0, sigma: float = 0.01) -> list[float]:
@@ -105,6 +112,12 @@ def test_the_message_says_what_was_seen_how_much_and_where() -> None:
 def test_a_drop_less_than_asked_for_is_not_told() -> None:
     assert feed(AlertDetector(AlertConfig(drop=0.10, warmup=0)), [0.50] * 50 + [0.485] * 200) == []
     assert kinds(feed(AlertDetector(AlertConfig(drop=0.03, warmup=0)), [0.50] * 50 + [0.484] * 20)) == ["drop"]
+
+
+@pytest.mark.parametrize("level", [0.45, 0.1, 0.6, 1 / 3])
+def test_a_drop_of_exactly_what_was_asked_for_is_told_also_without_any_noise(level: float) -> None:
+    [(index, alert)] = feed(AlertDetector(), [level] * 50 + [0.9 * level] * 60)
+    assert (index, alert.kind) == (55, "drop")
 
 
 def test_a_further_drop_is_another_incident_and_one_recovery_ends_both() -> None:
@@ -305,6 +318,26 @@ def test_a_change_closes_an_open_incident_and_says_so() -> None:
     [(_, alert)] = feed(detector, [0.36] * 10, start=70, flops=2 * FLOPS_PER_STEP)
     assert f"The alert of step {56 * STEPS} is closed" in alert.message
     assert not detector.active
+
+
+@pytest.mark.parametrize("later", [{"mfu": None}, {"padding_share": 0.1}])
+def test_an_incident_does_not_end_unsaid_where_other_figures_are_known(later: dict[str, Any]) -> None:
+    detector = AlertDetector(QUIET)
+    feed(detector, [0.45] * 50 + [0.36] * 20)
+    assert detector.active
+    notices = [
+        alert for index in range(70, 80) for alert in detector.update(_with(window_reading(index, 0.36), **later))
+    ]
+    assert [alert.kind for alert in notices] == ["change"]
+    assert "other figures are known" in notices[0].message
+    assert f"The alert of step {56 * STEPS} is closed" in notices[0].message
+    assert not detector.active
+
+
+def test_other_figures_without_an_incident_are_no_news() -> None:
+    detector = AlertDetector(QUIET)
+    feed(detector, [0.45] * 50)
+    assert feed(detector, [0.45] * 50, start=50, padding_share=0.1) == []
 
 
 def test_a_schedule_that_changes_all_the_time_is_told_once_a_cooldown() -> None:

@@ -300,7 +300,8 @@ class AlertDetector:
         before, after = mean_figures(state.history), mean_figures(state.other_kind)
         causes = changed_factors(before, after, config.change)
         closed = state.incident.step if state.incident else None
-        told = bool(causes) and state.quiet_change == 0
+        # An incident never ends unsaid, also where it is only another figure that is known now.
+        told = bool(state.incident) or (bool(causes) and state.quiet_change == 0)
         self._state = DetectorState(
             quiet=state.quiet,
             quiet_change=config.cooldown if told else state.quiet_change,

@@ -101,7 +101,8 @@ def drop_boundary(level: Level, config: AlertConfig) -> float:
     drop. At least 5.5 standard errors below the baseline, so that plain noise never gets there.
     """
     error = level.error(config.sustain)
-    told = config.drop - min(2.5 * error, 0.4 * config.drop)
+    # A run without noise that falls by exactly the drop has fallen by it, whatever the last digit says.
+    told = config.drop - min(max(2.5 * error, 1e-6), 0.4 * config.drop)
     return level.median * (1 - max(told, 5.5 * error))
 
 

@@ -48,7 +48,7 @@ def change_message(
     before: WindowFigures, after: WindowFigures, causes: Sequence[CauseShare], closed: int | None
 ) -> str:
     """Another kind of step: no drop, a new baseline."""
-    seen = "; ".join(describe_cause(cause) for cause in causes)
+    seen = "; ".join(describe_cause(cause) for cause in causes) or "other figures are known of them than before"
     levels = f" MFU {before.mfu:.1%} -> {after.mfu:.1%}." if before.mfu and after.mfu else ""
     end = (
         f" The alert of step {closed} is closed: the levels cannot be compared any more." if closed is not None else ""
