@@ -230,6 +230,7 @@ def checked_url(url: str | None) -> str:
     Raises:
         ConfigurationError: no address, or one that is not http(s) with a host; the message does not show it.
     """
+    url = (url or "").strip()  # secrets that are kept in files end in a line break
     if not url:
         raise ConfigurationError(
             "The webhook has no address. Give url=, or set the environment variable "

@@ -111,6 +111,14 @@ def test_the_address_comes_from_the_environment(server: Server, monkeypatch: pyt
     assert len(server.requests) == 1
 
 
+def test_a_line_break_at_the_end_of_the_address_is_none_of_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WEBHOOK_URL_VARIABLE, server.url + "\n")
+    sink = WebhookSink()
+    sink.emit(alert())
+    sink.close()
+    assert [path for path, _, _ in server.requests] == ["/" + SECRET]
+
+
 def test_no_address_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WEBHOOK_URL_VARIABLE, raising=False)
     with pytest.raises(ConfigurationError, match=f"url=, or set the environment variable {WEBHOOK_URL_VARIABLE}"):
