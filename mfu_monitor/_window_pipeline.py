@@ -81,6 +81,11 @@ class WindowPipeline:
         return "other" if self.builder is None else self.builder.phase
 
     @property
+    def is_paused(self) -> bool:
+        """True while time is left out."""
+        return self.builder is not None and self.builder.is_paused
+
+    @property
     def has_pending(self) -> bool:
         """True while a closed window was not given on."""
         return bool(self._closed or self._in_flight)

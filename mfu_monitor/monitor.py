@@ -173,6 +173,7 @@ class Monitor:
             self._start()
         elif self._probes is None:
             self._start_probes()
+        self._resume_probes()  # a step's begin ends every pause
         self._is_in_step = True
         self._step = self._next_step if step is None else step
         self._windows.begin_step(self._step)
@@ -278,11 +279,13 @@ class Monitor:
     def pause(self, reason: str) -> None:
         """Leave the time from here on out of the windows: ``"validation"``, ``"checkpoint"``, or a reason of yours."""
         self._windows.pause(reason)
+        self._pause_probes()
 
     def resume(self, reason: str) -> None:
         """End a pause; the next step's begin does so as well."""
         self._windows.resume(reason)
-        self._discard_probes()
+        if not self._windows.is_paused:
+            self._resume_probes()
 
     # Windows.
 
@@ -433,6 +436,16 @@ class Monitor:
     def _discard_probes(self) -> None:
         if self._probes is not None:
             self._probes.discard()
+
+    @guarded("probes")
+    def _pause_probes(self) -> None:
+        if self._probes is not None:
+            self._probes.pause()
+
+    @guarded("probes")
+    def _resume_probes(self) -> None:
+        if self._probes is not None:
+            self._probes.resume()
 
     @guarded("probes")
     def _stop_probes(self) -> None:

@@ -731,6 +731,33 @@ class TestTrainingIsUnchanged:
             monitor.close()
             assert len(gc.callbacks) == callbacks
 
+    @pytest.mark.parametrize("is_ended_by_the_next_step", [False, True])
+    def test_a_validation_hides_no_collection_of_the_steps_around_it(self, is_ended_by_the_next_step: bool) -> None:
+        """Two collections in steps and one in the pause between them: the window has those of its steps."""
+        monitor = mm.Monitor(peak=1e12, log_every_n_steps=3, max_overhead=0.0)
+        seconds: list[float] = []
+
+        def step() -> float:
+            with monitor.step(torch.zeros(2, 2)):
+                assert monitor._probes is not None
+                meter = monitor._probes._gc
+                before_s = meter.seconds
+                gc.collect()
+                return meter.seconds - before_s
+
+        for _ in range(3):
+            step()  # the first one is counted and leaves the window's figures out
+        seconds += [step(), step()]
+        monitor.pause("validation")
+        gc.collect()
+        if not is_ended_by_the_next_step:
+            monitor.resume("validation")
+        seconds.append(step())
+        monitor.close()
+        assert monitor.reading is not None
+        assert monitor.reading.window.steps == 3
+        assert monitor.reading.window.gc_pause_s == pytest.approx(sum(seconds), rel=0.2)
+
     @pytest.mark.parametrize("ending", ["end", "error", "dropped"])
     def test_nothing_stays_behind(self, ending: str) -> None:
         gc.collect()  # monitors that earlier tests dropped

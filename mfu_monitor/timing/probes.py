@@ -127,6 +127,7 @@ class TrainingProbes:
         self._device_state: NvmlReading | None = None
         self._device_read_s: float | None = None
         self._before = self._counters()
+        self._paused_at: dict[str, Any] | None = None
 
     def start(self) -> None:
         """Begin to measure; what happened before is left out."""
@@ -143,12 +144,23 @@ class TrainingProbes:
                 nvml.nvmlShutdown()
 
     def discard(self) -> None:
-        """Leave out what was measured since the last reading: after validation, saving, or a counted step."""
-        self._before = self._counters()
+        """Leave out all that was measured since the last reading: after a counted step."""
+        self._before, self._paused_at = self._counters(), None
+
+    def pause(self) -> None:
+        """Leave out what comes from here on (validation, saving); a second call changes nothing."""
+        if self._paused_at is None:
+            self._paused_at = self._counters()
+
+    def resume(self) -> None:
+        """Measure again; nothing happens where there was no pause."""
+        if self._paused_at is not None:
+            now, paused_at, self._paused_at = self._counters(), self._paused_at, None
+            self._before = {name: _shifted(self._before[name], paused_at[name], now[name]) for name in now}
 
     def take(self) -> dict[str, Any]:
         """What was measured since the last call, by ``StepWindow``'s names; what is unknown is absent."""
-        before, now = self._before, self._counters()
+        before, now = self._before, self._paused_at or self._counters()
         self._before = now
         found: dict[str, Any] = {
             "gc_pause_s": now["gc_pause_s"] - before["gc_pause_s"],
@@ -191,6 +203,15 @@ def _hold_nvml(device: torch.device | None) -> Any:
     except Exception:  # noqa: BLE001  # no extra, no driver: the readings will say unknown
         return None
     return nvml
+
+
+def _shifted(before: Any, paused_at: Any, now: Any) -> Any:
+    """The counter, or the counters by thread, as if nothing had happened since ``paused_at``."""
+    if before is None or paused_at is None or now is None:
+        return now
+    if isinstance(now, dict):
+        return {name: value - paused_at.get(name, 0.0) + before.get(name, 0.0) for name, value in now.items()}
+    return now - paused_at + before
 
 
 def _difference(before: int | None, now: int | None) -> int | None:

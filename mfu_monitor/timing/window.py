@@ -193,6 +193,11 @@ class WindowBuilder:
             return self._label_under_pause
         return self._edges.labels[-1]
 
+    @property
+    def is_paused(self) -> bool:
+        """True from the first of the nested pauses to the end of the last."""
+        return bool(self._pauses)
+
     def pause(self, reason: str) -> None:
         """Leave the time from here out of the window (``"validation"``, ``"checkpoint"``); pauses may be nested."""
         if not self._edges.labels:

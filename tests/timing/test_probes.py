@@ -151,6 +151,53 @@ def test_what_was_discarded_is_in_no_window() -> None:
         probes.stop()
 
 
+def test_a_pause_is_left_out_and_what_was_before_it_is_kept() -> None:
+    probes = TrainingProbes(clock=Ticks())
+    probes.start()
+    gc.disable()
+    try:
+        gc.collect()
+        probes.pause()
+        gc.collect()
+        probes.pause()  # checkpoint saving inside validation
+        gc.collect()
+        probes.resume()
+        gc.collect()
+        probes.resume()
+        assert probes.take()["gc_pause_s"] == 2.0  # each collection is one tick long; two of them were in the pause
+    finally:
+        gc.enable()
+        probes.stop()
+
+
+def test_a_window_that_ends_in_a_pause_has_nothing_of_it() -> None:
+    probes = TrainingProbes(clock=Ticks())
+    probes.start()
+    gc.disable()
+    try:
+        gc.collect()
+        probes.pause()
+        gc.collect()
+        assert probes.take()["gc_pause_s"] == 1.0
+        gc.collect()
+        probes.resume()
+        assert probes.take()["gc_pause_s"] == 0.0
+    finally:
+        gc.enable()
+        probes.stop()
+
+
+def test_a_pause_leaves_the_waits_of_each_thread_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thread 1 waits 1 s before the pause, 5 s in it, 2 s after it; thread 2 is new in the pause, 3 is new after it."""
+    waits = iter([{1: 1.0}, {1: 1.0}, {1: 2.0}, {1: 7.0, 2: 4.0}, {1: 9.0, 2: 4.5, 3: 0.5}])
+    monkeypatch.setattr("mfu_monitor.timing.probes.cpu_wait_s_by_thread", lambda: next(waits))
+    probes = TrainingProbes()
+    probes.discard()
+    probes.pause()
+    probes.resume()
+    assert probes.take()["cpu_wait_s"] == pytest.approx(1.0 + 2.0)
+
+
 def test_the_fields_are_those_of_a_window() -> None:
     names = {f.name for f in dataclasses.fields(StepWindow)}
     state = NvmlReading(sm_clock_mhz=1410.0, temperature_c=85.0, clock_reasons=("hw_thermal_slowdown", "gpu_idle"))
