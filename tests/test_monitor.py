@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mfu_monitor as mm
+from mfu_monitor.counting.inductor import guards_notice_modes
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning, StageDisabledWarning
 from mfu_monitor.timing.clock import CudaEventClock
 
@@ -810,7 +811,7 @@ def test_a_compiled_model_stays_compiled_and_its_compile_steps_are_left_out() ->
         x = torch.randn(rows, 4)
         with monitor.step(x):
             compiled(x).sum().backward()
-    assert len(runs) == 8
+    assert len(runs) == (6 if guards_notice_modes() else 8)  # before torch 2.10 the two counted steps run in eager
     assert monitor.reading is not None
     window = monitor.reading.window
     assert window.recompiles == 1

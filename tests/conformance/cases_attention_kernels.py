@@ -6,16 +6,20 @@ runs a fifth.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.attention.varlen  # registers torch_attn::_varlen_attn
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, flex_attention
 
 from .case import Case, Workload
+
+with contextlib.suppress(ImportError):  # since torch 2.10
+    import torch.nn.attention.varlen
+
 
 aten = torch.ops.aten
 
@@ -529,4 +533,6 @@ BY_LAYER = (
     ),
 )
 
-CASES: tuple[Case, ...] = (*BY_OPERATOR, *BY_BLOCK_MASK, *BY_SEQUENCE, *BY_LAYER)
+_ALL = (*BY_OPERATOR, *BY_BLOCK_MASK, *BY_SEQUENCE, *BY_LAYER)
+_HAS_VARLEN = hasattr(torch.nn.attention, "varlen")
+CASES: tuple[Case, ...] = tuple(case for case in _ALL if _HAS_VARLEN or not case.id.startswith("varlen-attn"))

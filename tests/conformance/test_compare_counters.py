@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mfu_monitor.counting.inductor import guards_notice_modes
+
 from .table import all_cases
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,7 @@ def test_what_no_shape_tells_must_be_named(compare_counters: ModuleType) -> None
     assert [compare_counters.judge(answer, (0, 0), ("lib::op",)) for answer in answers] == ["silent", "right"]
 
 
+@pytest.mark.skipif(guards_notice_modes(), reason="the page is made with the pinned torch, which has more operators")
 def test_the_page_is_of_this_table_and_we_are_right_everywhere(compare_counters: ModuleType) -> None:
     rows = {line.split("`")[1]: line for line in PAGE.splitlines() if line.startswith("| `")}
     assert sorted(rows) == sorted(case.id for case in CASES), "make compare writes docs/conformance.md anew"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mfu_monitor.counting.inductor import guards_notice_modes
 from mfu_monitor.counting.records import FlopTotals, StepRecord
 
 from .case import Case, evaluate, run
@@ -35,9 +36,19 @@ def runs(cases: tuple[Case, ...]) -> list[Any]:
 CASES = all_cases()
 
 
+def _run_or_skip(case: Case, device: str) -> StepRecord:
+    """The row's record. Torch before 2.10 lacks some functions and meta kernels that the rows use."""
+    try:
+        return run(case, device)
+    except (AttributeError, NotImplementedError) as error:
+        if not guards_notice_modes():
+            raise
+        pytest.skip(f"this torch lacks what the row uses: {error}")
+
+
 @pytest.mark.parametrize(("case", "device"), runs(CASES))
 def test_the_count_is_the_arithmetic(case: Case, device: str) -> None:
-    record = run(case, device)
+    record = _run_or_skip(case, device)
     assert tuple(op.op for op in record.unsupported_ops) == case.unsupported_ops
     assert record.uncovered_parameters == ()
     assert not record.incomplete, record.notes

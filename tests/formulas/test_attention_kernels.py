@@ -6,12 +6,12 @@ backward four, and a fused backward runs a fifth.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.attention.varlen  # registers torch_attn::_varlen_attn
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,6 +23,10 @@ from mfu_monitor.formulas.attention_work import logical_width
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.masks import attended_pairs_of_scores
 from mfu_monitor.formulas.registry import bind_call, find_formula
+
+with contextlib.suppress(ImportError):  # since torch 2.10; registers torch_attn::_varlen_attn
+    import torch.nn.attention.varlen
+
 
 aten = torch.ops.aten
 
@@ -375,7 +379,7 @@ def test_every_attention_operator_of_this_torch_has_a_formula_or_is_named_here()
         if any(word in name.lower() for word in ("attention", "attn", "multi_head", "transformer_encoder"))
     }
     assert {name for name in attention - left_out if find_formula(name) is None and not is_test_stand_in(name)} == set()
-    assert len(attention) > 25
+    assert len(attention) > 20  # 24 in torch 2.9
 
 
 def is_test_stand_in(name: str) -> bool:
