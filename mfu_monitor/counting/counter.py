@@ -68,6 +68,7 @@ class FlopCounter:
             installed.enter_context(eager_where_guards_notice_us())
             installed.enter_context(observer.compiled_graphs)
             installed.enter_context(observer.opaque)
+            installed.enter_context(observer.opaque_backward)
             installed.enter_context(CountingMode(observer))
             self._installed, self._observer = installed.pop_all(), observer
         return self

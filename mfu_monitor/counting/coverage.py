@@ -1,8 +1,13 @@
-"""Parameters that got a gradient although no operator we saw touched them: a kernel hidden from the dispatcher ran."""
+"""Parameters that got a gradient although no operator we saw used them: a kernel hidden from the dispatcher ran.
+
+A parameter is used where a product takes it, or where it meets other data (a norm's scale, an embedding's rows). An
+operator that takes parameters only (a cast, a copy) makes another form of them and is no use of its own: the kernel
+that gets the cast weight may be hidden all the same. ``empty_like`` makes room, often for the gradient to come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -10,12 +15,13 @@ from torch.nn.parameter import is_lazy
 
 from mfu_monitor.counting.records import UncoveredParameter
 from mfu_monitor.counting.scope import clean_fqn
+from mfu_monitor.counting.storages import ByStorage
 
 __all__ = ["ParameterCoverage"]
 
 
 class ParameterCoverage:
-    """Which parameters of a model were touched by seen operators, and which got a gradient."""
+    """Which parameters of a model were used by seen operators, and which got a gradient."""
 
     def __init__(self, model: nn.Module | None) -> None:
         named = [] if model is None else list(model.named_parameters())
@@ -23,17 +29,41 @@ class ParameterCoverage:
         self._owner = {address: clean_fqn(name) for name, p in named for address in _addresses(p)}
         """Parameter by the storages it is made of: one, or the local parts of a wrapper such as a DTensor."""
         self._multiplied_by = _multiplied_by(model)
-        self._touched: set[int] = set()
+        self._touched: set[str] = set()
         self._with_gradient: set[str] = set()
+        self._forms: ByStorage[frozenset[str]] = ByStorage()
+        """Casts and the like: the parameters that a storage was made of."""
 
     def module_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the module that multiplies by a parameter; None for any other tensor."""
         return self._multiplied_by.get(_address(tensor))
 
+    def saw(
+        self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, is_product: bool
+    ) -> None:
+        """An operator of the forward or backward pass ran."""
+        if not self._owner or _makes_room(op):
+            return
+        names = [self._parameters_of(t) for t in operands]
+        owned = frozenset().union(*names)
+        if not owned:
+            return
+        meets_data = any(not n and t.numel() > 1 for n, t in zip(names, operands, strict=True))
+        if is_product or meets_data or all(t.numel() <= 1 for t in outputs):
+            self._touched |= owned
+            return
+        for output in outputs:
+            if _address(output) not in self._owner:
+                self._forms.set(output, owned)
+
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """An operator of the forward or backward pass used these tensors."""
+        """What is known to be counted as a whole used these tensors."""
         if self._owner:
-            self._touched.update(_address(t) for t in tensors)
+            self._touched.update(name for t in tensors for name in self._parameters_of(t))
+
+    def _parameters_of(self, tensor: torch.Tensor) -> frozenset[str]:
+        owner = self._owner.get(_address(tensor))
+        return frozenset((owner,)) if owner is not None else self._forms.get(tensor) or frozenset()
 
     def saw_gradient(self, node: object) -> None:
         """The autograd engine accumulates a gradient; ``node`` is an ``AccumulateGrad`` or anything else."""
@@ -45,17 +75,21 @@ class ParameterCoverage:
     def cover(self, module: nn.Module) -> None:
         """A formula counted this module as a whole."""
         for parameter in module.parameters():
-            self._touched.update(_addresses(parameter))
+            self._touched.update(self._owner[a] for a in _addresses(parameter) if a in self._owner)
 
     def uncovered(self) -> tuple[UncoveredParameter, ...]:
         """Parameters with a gradient that nothing touched."""
         total = sum(self._sizes.values()) or 1
-        touched = {self._owner[address] for address in self._touched & self._owner.keys()}
         return tuple(
             UncoveredParameter(name=name, numel=numel, share_of_parameters=numel / total)
             for name, numel in self._sizes.items()
-            if name in self._with_gradient - touched
+            if name in self._with_gradient - self._touched
         )
+
+
+def _makes_room(op: str) -> bool:
+    bare = op.rpartition("::")[2]
+    return bare.endswith("_like") or bare.startswith("new_")
 
 
 def _multiplied_by(model: nn.Module | None) -> dict[int, str]:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction, Function
 from torch.utils import checkpoint as _checkpoint
 
-__all__ = ["CallSite", "is_called_from", "read_call_site"]
+__all__ = ["CallSite", "is_called_from", "read_call_site", "runs_inside"]
 
 
 def _nested_code(function: Any, name: str) -> CodeType | None:
@@ -60,6 +60,8 @@ class CallSite:
     recompute: str | None = None
     """``"reentrant"`` or ``"non_reentrant"`` where a checkpoint runs its function again."""
     in_custom_backward: bool = False
+    incoming_gradients: tuple[Any, ...] = ()
+    """What the innermost custom backward was called with."""
     in_optimizer_step: bool = False
     in_compiled_call: bool = False
     """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
@@ -105,6 +107,8 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         elif code is _OPTIMIZER_STEP:
             site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
         elif code in _CUSTOM_BACKWARD:
+            if not site.in_custom_backward:
+                site.incoming_gradients = frame.f_locals.get("args", ())
             site.in_custom_backward = True
         elif code.co_filename == _COMPILED_AUTOGRAD_FILE:
             site.in_compiled_autograd = True
@@ -120,6 +124,16 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
     if in_backward and site.in_custom_backward and site.create_graph is None:
         site.create_graph = _blocked_backward_creates_graph()
     return site
+
+
+def runs_inside(function: Any, *, depth: int = 1) -> bool:
+    """True when a call of this Python function is on the stack."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if frame.f_code is function.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_called_from(file_name: str, *, depth: int = 1) -> bool:

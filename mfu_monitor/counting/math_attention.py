@@ -3,21 +3,25 @@
 That path decomposes before dispatch into ``bmm``, an added mask, ``_safe_softmax`` and ``bmm``. ``_safe_softmax``
 appears nowhere else, so a product whose result flows into it is Q K^T, and the product that takes its result is the one
 with V. Both are priced by the attended pairs, as every other backend is; what the dense products compute beyond is
-masked work.
+masked work. ``multi_head_attention_forward`` that is asked for its weights runs the same two products around a plain
+softmax; there the stack says that it is attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
 
+from mfu_monitor.counting.frames import runs_inside
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.links import ForwardLink
+from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.formulas.attention_work import UNREADABLE_MASK_NOTE
 from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.masks import attended_pairs_of_scores
 
@@ -26,6 +30,7 @@ __all__ = ["MathAttention", "split_by_attended"]
 T = TypeVar("T")
 
 SOFTMAX = "aten::_safe_softmax"
+PLAIN_SOFTMAX = "aten::_softmax"
 SCORE_STEPS = frozenset({"aten::add", "aten::add_", "aten::where", "aten::masked_fill", "aten::mul", "aten::div"})
 """What may stand between Q K^T and the softmax."""
 PROBABILITY_STEPS = frozenset({"aten::native_dropout", "aten::mul", "aten::mul_", "aten::div_", "aten::_to_copy"})
@@ -40,6 +45,7 @@ class Product:
     link: ForwardLink
     mask_share: Fraction | None = None
     """Share of attended pairs of a mask that was added, where its layout is known without its contents."""
+    is_masked: bool = False
 
 
 def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
@@ -48,36 +54,18 @@ def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
     return OpCost(exact, palm_flops=cost.flops, masked_flops=cost.flops - exact, precision=cost.precision)
 
 
-class _ByStorage(Generic[T]):
-    """What is known of storages. A weak reference keeps a storage's address from being given to another one."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[StorageWeakRef, T]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._known)
-
-    def set(self, tensor: torch.Tensor, value: T) -> None:
-        reference = _reference(tensor)
-        if reference is not None:
-            self._known[reference.cdata] = (reference, value)
-
-    def get(self, tensor: torch.Tensor) -> T | None:
-        reference = _reference(tensor) if self._known else None
-        found = self._known.get(reference.cdata) if reference is not None else None
-        return None if found is None else found[1]
-
-    def first(self, tensors: Iterable[torch.Tensor]) -> T | None:
-        return next((value for t in tensors if (value := self.get(t)) is not None), None)
-
-
 class MathAttention:
-    """Follows storages from a batched product through mask and softmax to the next product."""
+    """Follows storages from a batched product through mask and softmax to the next product.
 
-    def __init__(self) -> None:
-        self._products: _ByStorage[Product] = _ByStorage()
-        self._probabilities: _ByStorage[Fraction] = _ByStorage()
-        self._lower_triangles: _ByStorage[Fraction] = _ByStorage()
+    Args:
+        note: takes what a reader of the record should know.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._products: ByStorage[Product] = ByStorage()
+        self._probabilities: ByStorage[Fraction] = ByStorage()
+        self._lower_triangles: ByStorage[Fraction] = ByStorage()
         """Share of True in masks made by ``ones().tril()``: known also where there is no content (meta tensors)."""
 
     def saw_product(self, product: Product, operands: Sequence[torch.Tensor], output: torch.Tensor | None) -> None:
@@ -94,19 +82,29 @@ class MathAttention:
         """Any other operator ran: follow the chain from its operands to its outputs."""
         if op == "aten::tril" and operands and outputs:
             self._saw_lower_triangle(operands[0], outputs[0], arguments)
-        elif op == SOFTMAX:
+        elif op == SOFTMAX or (op == PLAIN_SOFTMAX and self._is_of_attention_layer(operands)):
             self._saw_softmax(operands[0], outputs[0])
         elif op in SCORE_STEPS and (product := self._products.first(operands)) is not None:
             self._follow(self._products, product, outputs)
             if op in ("aten::add", "aten::add_"):
-                product.mask_share = self._lower_triangles.first(operands)
+                product.mask_share, product.is_masked = self._lower_triangles.first(operands), True
         elif op in PROBABILITY_STEPS and (share := self._probabilities.first(operands)) is not None:
             self._follow(self._probabilities, share, outputs)
         elif op in MASK_STEPS and (share := self._lower_triangles.first(operands)) is not None:
             self._follow(self._lower_triangles, share, outputs)
 
+    def _is_of_attention_layer(self, operands: Sequence[torch.Tensor]) -> bool:
+        return self._products.first(operands) is not None and runs_inside(functional.multi_head_attention_forward)
+
+    def _share_without_contents(self, product: Product | None) -> Fraction:
+        if product is not None and product.mask_share is not None:
+            return product.mask_share
+        if product is not None and (product.is_masked or product.entry.op == "aten::baddbmm"):
+            self._note(UNREADABLE_MASK_NOTE)
+        return Fraction(1)
+
     @staticmethod
-    def _follow(table: _ByStorage[T], value: T, outputs: Iterable[torch.Tensor]) -> None:
+    def _follow(table: ByStorage[T], value: T, outputs: Iterable[torch.Tensor]) -> None:
         for output in outputs:
             table.set(output, value)
 
@@ -120,7 +118,7 @@ class MathAttention:
         product = self._products.get(scores)
         share = _attended_share(scores)
         if share is None:
-            share = product.mask_share if product is not None and product.mask_share is not None else Fraction(1)
+            share = self._share_without_contents(product)
         if product is not None:
             _price(product, share)
         self._probabilities.set(probabilities, share)
@@ -144,10 +142,3 @@ def _lower_triangle_share(square: torch.Tensor) -> Fraction | None:
     rows, columns = square.shape[-2:]
     kept = sum(min(row + 1, columns) for row in range(rows))
     return Fraction(kept, rows * columns)
-
-
-def _reference(tensor: torch.Tensor) -> StorageWeakRef | None:
-    try:
-        return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # sparse layouts have no storage, and are no scores
-        return None

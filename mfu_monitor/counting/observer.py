@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mfu_monitor.counting.compiled import CompiledCounter, RunSite, reads_gradients
 from mfu_monitor.counting.coverage import ParameterCoverage
+from mfu_monitor.counting.custom_functions import FunctionRepeats
 from mfu_monitor.counting.dispatch import operator_name
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.graph_text import TextGraph
@@ -19,7 +22,7 @@ from mfu_monitor.counting.inductor import CompiledGraphWatch, guards_notice_mode
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.links import ForwardLink, SequenceLinks
 from mfu_monitor.counting.math_attention import MathAttention, Product, split_by_attended
-from mfu_monitor.counting.opaque import OpaqueModules, gradients_wanted
+from mfu_monitor.counting.opaque import BackwardPasses, OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.records import Phase, StepRecord
 from mfu_monitor.counting.scope import ModuleNames
@@ -53,21 +56,19 @@ class StepObserver:
     def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
         self.ledger = Ledger()
         self.opaque = OpaqueModules(model, self._saw_opaque_module)
+        self.opaque_backward = BackwardPasses()
         self._count_no_grad_as_model = count_no_grad_as_model
         self._names = ModuleNames(model)
         self._links = SequenceLinks()
-        self._math_attention = MathAttention()
+        self._math_attention = MathAttention(self.ledger.note)
         self._coverage = ParameterCoverage(model)
         self._grad_mode = GradModeMemory()
-        self._function_operands: set[tuple[Any, ...]] = set()
-        self._opaque_pending: list[tuple[Entry, int]] = []
+        self._functions = FunctionRepeats()
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
 
     def record(self) -> StepRecord:
         """Everything seen so far."""
-        if self.ledger.saw_backward:
-            self._price_opaque_backward()
         return self.ledger.close(
             count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
         )
@@ -97,12 +98,12 @@ class StepObserver:
         if site.in_compiled_call and guards_notice_modes():
             self.ledger.incomplete = True
             self.ledger.note(COUNTED_IN_EAGER)
-        repeats = found is not None and self._repeats_forward(name, site, operands, in_backward=in_backward)
+        if (unhooked := self.opaque.unhooked(site.modules)) is not None:
+            self._note_unhooked(unhooked)
+        repeats = self._functions.saw(name, site, operands, outputs)
         phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats)
         forward = self._links.of_current_node() if in_backward else None
         link = self._link(name, site, forward, phase)
-        if phase is not Phase.OPTIMIZER:
-            self._coverage.touch(operands)
         call = bind_call(func, args, kwargs, output) if found is not None else None
         entry = Entry(
             op=name,
@@ -114,6 +115,8 @@ class StepObserver:
             bytes_accessed=bytes_accessed(func, args, kwargs, output),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
+        if phase is not Phase.OPTIMIZER and not entry.without_grad:
+            self._coverage.saw(name, operands, outputs, is_product=found is not None)
         if found is None or link.is_opaque:
             self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
             return
@@ -160,6 +163,13 @@ class StepObserver:
             "compiler's own recomputation cannot be told from gradients"
         )
 
+    def _note_unhooked(self, module: nn.Module) -> None:
+        self.ledger.incomplete = True
+        self.ledger.note(
+            f"{type(module).__name__} has a formula for its hidden work, but this one is no part of the counted model, "
+            "so the formula was not asked. Give the counter the model that holds it: FlopCounter(model)"
+        )
+
     def _note_backward(self) -> None:
         self.ledger.saw_backward = True
         node = torch._C._current_autograd_node()
@@ -195,7 +205,7 @@ class StepObserver:
         *,
         is_known: bool,
     ) -> None:
-        if not is_known and any(t.is_floating_point() or t.is_complex() for t in (*operands, *outputs)):
+        if not is_known and any(_may_be_multiplied(t) for t in (*operands, *outputs)):
             self.ledger.add_unsupported(entry.op, entry.module_fqn, entry.phase, entry.shapes)
         self._math_attention.saw_other(entry.op, operands, outputs, args)
         self.ledger.add_quiet(
@@ -220,16 +230,6 @@ class StepObserver:
         else:
             self._math_attention.saw_product(Product(entry, link), operands, outputs[0] if outputs else None)
 
-    def _repeats_forward(self, name: str, site: CallSite, operands: list[torch.Tensor], *, in_backward: bool) -> bool:
-        """The same operator on the same parameter in the same place: how a custom function recomputes without grad."""
-        if not (site.function_forwards or site.in_custom_backward):
-            return False
-        keys = {(name, i, *_identity(t)) for i, t in enumerate(operands) if _is_parameter(t)}
-        if in_backward:
-            return bool(keys & self._function_operands)
-        self._function_operands |= keys
-        return False
-
     def _saw_opaque_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         try:
             self._price_opaque_forward(module, args, kwargs, output)
@@ -245,39 +245,36 @@ class StepObserver:
         in_backward = backward_is_running()
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
         inputs = list(_tensors((args, kwargs)))
+        around = [m for m in site.modules if m is not module]
+        if self.opaque.covers(around):
+            return  # part of a module that is counted as a whole
         module_formula = find_module_formula(module)
         assert module_formula is not None
         entry = Entry(
             op=f"module::{type(module).__name__}",
             phase=phase_of(site, in_backward=in_backward, repeats_forward=False),
-            module_fqn=self._names.name_of(site.modules if site.modules[:1] == [module] else [module, *site.modules]),
+            module_fqn=self._names.name_of([module, *around]),
             precision=_precision("", [t for t in (*inputs, *_tensors(output)) if t.is_floating_point()]),
             shapes=tuple(tuple(t.shape) for t in inputs),
-            cost=module_formula(module, *[x.shape for x in inputs], out_shape=_first_shape(output)),
+            cost=OpCost(0),
             bytes_accessed=sum(t.nbytes for t in (*inputs, *module.parameters(), *_tensors(output))),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
         self._coverage.cover(module)
+        try:
+            entry.cost = module_formula(module, *[x.shape for x in inputs], out_shape=_first_shape(output))
+        except UncountableCallError as reason:
+            self.ledger.note(f"{entry.module_fqn} ran and is not counted: {reason}")
+            self.ledger.add_unsupported(entry.op, entry.module_fqn, entry.phase, entry.shapes)
+            return
         self.ledger.add_product(entry)
-        if torch.is_grad_enabled() and site.recompute != "non_reentrant":
-            products = gradients_wanted(module, inputs, input_factor=module_formula.input_gradient_factor)
-            self._opaque_pending.append((entry, products))
+        products = gradients_wanted(module, inputs, input_factor=module_formula.input_gradient_factor)
+        self.opaque_backward.watch(_tensors(output), partial(self._price_opaque_backward, entry, products))
 
-    def _price_opaque_backward(self) -> None:
-        for entry, gradients in self._opaque_pending:
-            for _ in range(gradients):
-                self.ledger.add_product(
-                    Entry(
-                        op=entry.op,
-                        phase=Phase.BACKWARD,
-                        module_fqn=entry.module_fqn,
-                        precision=entry.precision,
-                        shapes=entry.shapes,
-                        cost=entry.cost,
-                        bytes_accessed=entry.bytes_accessed,
-                    )
-                )
-        self._opaque_pending.clear()
+    def _price_opaque_backward(self, forward: Entry, gradients: int) -> None:
+        self.ledger.saw_backward = True
+        for _ in range(gradients):
+            self.ledger.add_product(replace(forward, phase=Phase.BACKWARD, without_grad=False))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -318,10 +315,7 @@ def _precision(name: str, operands: list[torch.Tensor]) -> str | None:
     return None
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    base = tensor._base if tensor._is_view() else tensor
-    return base is not None and (isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad))
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+def _may_be_multiplied(tensor: torch.Tensor) -> bool:
+    """Floating, or a matrix of 8-bit integers as quantised products take; other integers are indices and counts."""
+    is_quantised = tensor.dtype in (torch.int8, torch.uint8) and tensor.dim() >= 2
+    return is_quantised or tensor.is_floating_point() or tensor.is_complex()

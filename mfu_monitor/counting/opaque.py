@@ -1,7 +1,9 @@
 """Modules that a formula counts as a whole, because the dispatcher cannot see the work inside.
 
-A forward hook on those instances alone, for the length of the counted step, prices each call. Their backward is priced
-by rule: one forward for the input's gradient, one for the weights', where each is wanted.
+A forward hook on those instances alone, for the length of the counted step, prices each call. Each backward pass that
+runs through the output of a call is priced by rule: one forward for the input's gradient, one for the weights', where
+each is wanted. A prehook on the output's autograd node tells of the pass; unlike a hook on a tensor it puts nothing
+into the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mfu_monitor.formulas.registry import find_module_formula
 
-__all__ = ["OpaqueModules", "gradients_wanted"]
+__all__ = ["BackwardPasses", "OpaqueModules", "gradients_wanted"]
 
 OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -51,12 +53,43 @@ class OpaqueModules:
     def __exit__(self, *exc_info: object) -> None:
         self.detach()
 
+    def unhooked(self, stack: Iterable[nn.Module]) -> nn.Module | None:
+        """A module that has a formula, but is no part of the model: its hidden work is not counted."""
+        return next((m for m in stack if find_module_formula(m) is not None and id(m) not in self._ids), None)
+
     def covers(self, stack: Iterable[nn.Module]) -> bool:
         """True when one of these modules is opaque: what runs inside is already counted."""
         return bool(self._ids) and any(id(m) in self._ids for m in stack)
 
     def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._on_call(module, args, kwargs, output)
+
+
+class BackwardPasses:
+    """Tells of each backward pass that runs through some outputs."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self, outputs: Iterable[torch.Tensor], on_pass: Callable[[], None]) -> None:
+        """Call ``on_pass`` once for every backward pass that reaches one of these tensors."""
+        passes: set[int] = set()
+
+        def reached(_gradients: Any) -> None:
+            task = torch._C._current_graph_task_id()
+            if task not in passes:
+                passes.add(task)
+                on_pass()
+
+        for node in {t.grad_fn for t in outputs if t.grad_fn is not None}:
+            self._handles.append(node.register_prehook(reached))
+
+    def __enter__(self) -> BackwardPasses:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
 
 
 def gradients_wanted(module: nn.Module, inputs: Iterable[Any], *, input_factor: int = 1) -> int:

@@ -18,7 +18,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.utils._pytree import tree_map
 
 from mfu_monitor.errors import ConfigurationError, MFUMonitorError
-from mfu_monitor.formulas.cost import OpCost, OperatorCall
+from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.ignored import is_ignored
 
 __all__ = [
@@ -243,6 +243,8 @@ def _checked_cost(
 ) -> OpCost:
     try:
         answer = function(*args, **kwargs)
+    except UncountableCallError:
+        raise  # the formula's own way to say that this call cannot be counted
     except Exception as error:
         raise FormulaError(
             f"the formula of {target}, {_describe(function)}, raised {type(error).__name__}: {error}. "

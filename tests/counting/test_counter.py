@@ -57,6 +57,27 @@ def test_model_flops_of_attention_do_not_depend_on_the_backend(backend, is_causa
         assert record.other_flops == 6 * (QK - product)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_notes_that_a_mask_on_meta_has_no_contents(need_weights):
+    layer, x = nn.MultiheadAttention(8, 2, device="meta"), torch.randn(6, 3, 8, device="meta")
+    for mask, noted in ((None, False), (torch.ones(6, 6, dtype=torch.bool, device="meta"), True)):
+        with FlopCounter(layer) as counter:
+            layer(x, x, x, attn_mask=mask, need_weights=need_weights)[0].sum().backward()
+        assert any("mask could not be read" in note for note in counter.record.notes) == noted
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_masked_multi_head_attention_counts_the_same_whether_its_weights_are_asked_for(need_weights, dropout):
+    layer = nn.MultiheadAttention(8, 2, dropout=dropout)
+    x = torch.randn(6, 3, 8, requires_grad=True)
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    record = count(layer, lambda: layer(x, x, x, attn_mask=hidden, need_weights=need_weights)[0].sum().backward())
+    projections, pairs = 4 * (2 * 18 * 8 * 8), 3 * 2 * (6 * 7 // 2)
+    assert record.model_flops == 3 * (projections + 2 * (2 * pairs * 4))
+    assert record.palm_model_flops == 3 * (projections + 2 * (2 * 3 * 2 * 6 * 6 * 4))
+
+
 def test_c1_dense_attention_has_the_published_figures():
     q, k, v = (torch.randn(1, 12, 64, 64, requires_grad=True) for _ in range(3))
     record = count(None, lambda: F.scaled_dot_product_attention(q, k, v).sum().backward())
@@ -219,6 +240,51 @@ def test_recompute_in_a_custom_function_is_recompute():
         f = 2 * 4 * 8 * 8
         assert record.model_flops == 6 * f
         assert record.recompute_flops == rerun * f
+
+
+def test_recompute_with_weights_that_were_cast_is_recompute():
+    """Under autocast a function multiplies by copies, which are no parameters."""
+
+    class CastRecompute(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w1, w2):
+            x, w1, w2 = x.bfloat16(), w1.bfloat16(), w2.bfloat16()
+            ctx.save_for_backward(x, w1, w2)
+            return torch.relu(x @ w1) @ w2
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w1, w2 = ctx.saved_tensors
+            h = torch.relu(x @ w1)
+            gh = (g @ w2.t()) * (h > 0)
+            return (gh @ w1.t()).float(), (x.t() @ gh).float(), (h.t() @ g).float()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    w1, w2 = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    record = count(None, lambda: CastRecompute.apply(x, w1, w2).sum().backward())
+    assert record.model_flops == 6 * (2 * 4 * 8 * 8)
+    assert record.recompute_flops == 2 * 4 * 8 * 8
+
+
+def test_the_gradient_through_a_tied_weight_is_no_recompute():
+    """(x W) W^T: backward multiplies its gradient by W as forward multiplied x."""
+
+    class Tied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            h = x @ w
+            ctx.save_for_backward(x, w, h)
+            return h @ w.t()
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w, h = ctx.saved_tensors
+            gh = g @ w
+            return gh @ w.t(), x.t() @ gh + g.t() @ h
+
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    record = count(None, lambda: Tied.apply(x, w).sum().backward())
+    assert record.model_flops == record.hardware_flops == 6 * (2 * 4 * 8 * 8)
 
 
 # --- C18-C20, phases -----------------------------------------------------------------------------------------------
@@ -397,6 +463,67 @@ def test_a_parameter_that_no_operator_touched_makes_a_lower_bound():
     with FlopCounter(model) as counter:
         model["seen"](x).sum().backward()
     assert not counter.record.uncovered_parameters
+
+
+class HiddenKernel(torch.autograd.Function):
+    """Makes room for what a kernel would write past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return tuple(torch.empty_like(t) for t in ctx.saved_tensors)
+
+
+class Cast(Hidden):
+    def forward(self, x):
+        return HiddenKernel.apply(x, self.weight.bfloat16())
+
+
+def test_what_is_done_to_a_parameter_alone_does_not_hide_that_its_kernel_is_hidden():
+    model, average = Cast(), torch.zeros(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    def step():
+        model(torch.randn(4, 8)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            average.lerp_(model.weight, 0.1)
+            model.weight.norm()
+
+    for _ in range(2):  # the second accumulates into a gradient
+        with FlopCounter(model) as counter:
+            step()
+        assert [p.name for p in counter.record.uncovered_parameters] == ["weight"]
+
+
+class EveryUse(nn.Module):
+    """Parameters that no product takes, or only after others were applied to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.bag = nn.Embedding(5, 8), nn.EmbeddingBag(5, 8)
+        self.norms = nn.Sequential(nn.LayerNorm(8), nn.BatchNorm1d(3), nn.GroupNorm(1, 3), nn.RMSNorm(8), nn.PReLU())
+        self.positions, self.log_decay = nn.Parameter(torch.randn(1, 3, 8)), nn.Parameter(torch.randn(8))
+        self.temperature, self.bias = nn.Parameter(torch.ones(())), nn.Parameter(torch.randn(7, 8))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+
+    def forward(self, ids):
+        x = self.table(ids) + self.positions * self.log_decay.exp()
+        x = self.normed(self.norms(x)) * self.temperature.exp()
+        offsets = torch.arange(3)[:, None] - torch.arange(3) + 3
+        return x.sum() + self.bag(ids).sum() + (self.bias[offsets].mean((0, 1)) * x).sum()
+
+
+def test_parameters_that_meet_data_outside_of_products_are_covered():
+    model = EveryUse()
+    record = count(model, lambda: model(torch.randint(0, 5, (2, 3))).backward())
+    assert all(p.grad is not None for p in model.parameters())
+    assert record.uncovered_parameters == ()
 
 
 def hand_written_attention(q, k, v):

@@ -1,0 +1,46 @@
+"""What is known of storages, for as long as a tensor made of them lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+__all__ = ["ByStorage"]
+
+T = TypeVar("T")
+
+
+class ByStorage(Generic[T]):
+    """What is known of storages. A weak reference keeps a storage's address from being given to another one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[StorageWeakRef, T]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def set(self, tensor: torch.Tensor, value: T) -> None:
+        """Remember a value for the tensor's storage; nothing where the tensor has none."""
+        reference = _reference(tensor)
+        if reference is not None:
+            self._known[reference.cdata] = (reference, value)
+
+    def get(self, tensor: torch.Tensor) -> T | None:
+        """What is known of the tensor's storage."""
+        reference = _reference(tensor) if self._known else None
+        found = self._known.get(reference.cdata) if reference is not None else None
+        return None if found is None else found[1]
+
+    def first(self, tensors: Iterable[torch.Tensor]) -> T | None:
+        """What is known of the first tensor of which anything is."""
+        return next((value for t in tensors if (value := self.get(t)) is not None), None)
+
+
+def _reference(tensor: torch.Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # sparse layouts have no storage
+        return None
