@@ -82,7 +82,7 @@ class RunSummary:
     data_wait_gpu_hours: float | None = None
     """Waiting for data in all windows, in incidents or not."""
     exactness: tuple[str, ...] = ()
-    """Every kind that the readings have: ``"exact"``, ``"lower_bound"``, ``"sampled"``."""
+    """Every kind that the readings have: ``"exact"``, ``"lower_bound"``, ``"sampled"``; none where it is not known."""
     replayed: bool = False
     """Whether the alerts were found from the readings now, as the log has none."""
 
@@ -153,7 +153,7 @@ def summarize_run(
         incidents=incidents,
         changes=tuple(notice.alert for notice in notices if notice.alert.kind == "change"),
         lost_gpu_hours_by_cause=_by_cause(incidents),
-        exactness=tuple(sorted({reading.exactness for reading in readings})),
+        exactness=tuple(sorted({reading.exactness for reading in readings if reading.exactness})),
         replayed=not alerts and bool(notices),
         **_levels(readings),
         **_amounts(readings),

@@ -167,6 +167,11 @@ _PER_STEP_TAGS = {
     "hardware_flops": "flops_per_step/hardware",
     "recompute_flops": "flops_per_step/recompute",
 }
+_RATE_TAGS = (
+    ("throughput/tokens_per_s", "throughput/device/tokens_per_s"),
+    ("throughput/samples_per_s", "throughput/device/samples_per_s"),
+    ("train/samples_per_sec", "train/device/samples_per_sec"),
+)
 _COUNTS = ("model_flops", "hardware_flops", "recompute_flops")
 
 
@@ -176,6 +181,7 @@ def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iter
         tag: {event.step: event.value for event in events if math.isfinite(event.value)}
         for tag, events in scalars.items()
     }
+    world_size = _ranks(by_step)
     events = sorted(scalars[mfu_tag], key=lambda event: event.step)
     gaps = [later.wall_time - earlier.wall_time for earlier, later in itertools.pairwise(events)]
     step_before, wall_before = 0, None
@@ -183,12 +189,29 @@ def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iter
         # The first window began before its first event: the usual distance of two events stands for it.
         wall_s = event.wall_time - wall_before if wall_before is not None else (statistics.median(gaps) if gaps else 0)
         steps = max(1, event.step - step_before)
-        yield _reading(event, by_step, steps=steps, first_step=step_before + 1, wall_s=max(0.0, wall_s))
+        edges = {"steps": steps, "first_step": step_before + 1, "world_size": world_size}
+        yield _reading(event, by_step, wall_s=max(0.0, wall_s), **edges)
         step_before, wall_before = event.step, event.wall_time
 
 
+def _ranks(by_step: Mapping[str, Mapping[int, float]]) -> int:
+    """The world's rate over a device's; 1 where the rates are not known."""
+    for world_tag, device_tag in _RATE_TAGS:
+        world, device = by_step.get(world_tag, {}), by_step.get(device_tag, {})
+        ratios = [world[step] / device[step] for step in world.keys() & device.keys() if device[step] > 0]
+        if ratios:
+            return max(1, round(statistics.median(ratios)))
+    return 1
+
+
 def _reading(
-    event: Any, by_step: Mapping[str, Mapping[int, float]], *, steps: int, first_step: int, wall_s: float
+    event: Any,
+    by_step: Mapping[str, Mapping[int, float]],
+    *,
+    steps: int,
+    first_step: int,
+    wall_s: float,
+    world_size: int,
 ) -> UtilizationReading:
     def at(tag: str) -> float | None:
         return by_step.get(tag, {}).get(event.step)
@@ -201,8 +224,10 @@ def _reading(
         steps=steps,
         elapsed_s=total_s * steps if total_s is not None else wall_s,
         wall_s=wall_s,
+        world_size=world_size,
         **{name: round(value) if name in _COUNTS else value for name, value in fields.items()},  # type: ignore[arg-type]
     )
     known = {name: at(tag) for name, tag in _READING_TAGS.items()}
     mfu = event.value if math.isfinite(event.value) else None
-    return UtilizationReading(window=window, mfu=mfu, **known)  # type: ignore[arg-type]
+    # No scalar says whether the counts were exact, so nothing is claimed.
+    return UtilizationReading(window=window, mfu=mfu, exactness="", **known)  # type: ignore[arg-type]

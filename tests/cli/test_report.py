@@ -145,6 +145,27 @@ def test_tensorboard_files_are_read_and_replayed(tmp_path: Path, capsys: pytest.
     assert summary["wall_s"] == pytest.approx(500 + 390 + 10)
 
 
+def test_scalars_tell_the_ranks_by_their_rates_and_nothing_of_exactness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight devices of 100 samples/s each; windows of 10 s wall time: 30 s of eight devices."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(tmp_path))
+    for window in range(3):
+        for tag, value in (
+            ("utilization/mfu", 0.4),
+            ("throughput/samples_per_s", 800.0),
+            ("throughput/device/samples_per_s", 100.0),
+        ):
+            writer.add_scalar(tag, value, 10 * window + 9, walltime=1000.0 + 10 * window)
+    writer.close()
+    [summary] = json.loads(run(capsys, tmp_path, "--json"))
+    assert summary["world_size"] == 8
+    assert summary["gpu_hours"] == pytest.approx(30 * 8 / 3600)
+    assert summary["exactness"] == []
+
+
 def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "report.html"
     run(capsys, write_jsonl(tmp_path / "gpt", wait_s_later=0.32), "--html", page)
