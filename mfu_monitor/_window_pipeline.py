@@ -21,8 +21,8 @@ __all__ = ["RunSoFar", "WindowPipeline", "world_size"]
 
 _DRAIN_POLL_S = 0.005
 _STOP_POLL_S = 0.0005
-_STOP_WAIT_S = 60.0
-"""For the ranks' agreement to stop; longer than a healthy step, shorter than the patience of a collective."""
+_STOP_WAIT_S = 300.0
+"""For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
 _MOST_WINDOWS_IN_FLIGHT = 16
 """Windows that may wait for other ranks; with more of them a rank has gone, or has fewer steps than this one."""
 
