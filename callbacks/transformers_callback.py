@@ -35,6 +35,9 @@ except ImportError as error:
 
 __all__ = ["MFUCallback"]
 
+_STATE_KEY = "mfu_monitor"
+"""In ``trainer_state.json``, beside the states of the trainer's callbacks."""
+
 
 class MFUCallback(Guarded, TrainerCallback):
     """Live MFU, HFU and tokens/s of a Hugging Face ``Trainer``, wherever the trainer reports.
@@ -62,6 +65,7 @@ class MFUCallback(Guarded, TrainerCallback):
         self._restore: list[Callable[[], None]] = []
         self._is_measuring = False
         self._is_in_step = False
+        self._is_state_due = False
 
     @property
     def _measuring(self) -> Monitor | None:
@@ -87,7 +91,7 @@ class MFUCallback(Guarded, TrainerCallback):
             }
         )
         self.monitor = Monitor(kwargs.get("model"), config=config, sinks=self._sinks(trainer, args))
-        self._is_measuring = True
+        self._is_measuring = self._is_state_due = True
         self._wrap(trainer)
 
     def _sinks(self, trainer: Any, args: Any) -> list[Sink]:
@@ -100,7 +104,7 @@ class MFUCallback(Guarded, TrainerCallback):
     def _wrap(self, trainer: Any) -> None:
         around: dict[str, Callable[..., AbstractContextManager[None]]] = {
             "training_step": functools.partial(self._measured, trainer),
-            "_save_checkpoint": functools.partial(self._paused, "checkpoint"),
+            "_save_checkpoint": functools.partial(self._while_saving, trainer),
             "evaluate": functools.partial(self._paused, "validation"),
             # No event tells of an exception; these hold all that can raise one (the first since transformers 5).
             "_run_epoch": self._undone_on_error,
@@ -132,9 +136,32 @@ class MFUCallback(Guarded, TrainerCallback):
         finally:
             self._resume(reason)
 
+    @contextlib.contextmanager
+    def _while_saving(self, trainer: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._keep_state(trainer)
+        with self._paused("checkpoint"):
+            yield
+
+    @guarded
+    def _keep_state(self, trainer: Any) -> None:
+        """Put totals and levels where the trainer saves its own state.
+
+        Not as an ``ExportableState``: to restore one, the trainer makes a new callback from options that were saved.
+        """
+        if (monitor := self._measuring) is not None:
+            trainer.state.stateful_callbacks[_STATE_KEY] = monitor.state_dict()
+
+    def _take_state(self, trainer: Any, monitor: Monitor) -> None:
+        """Go on from a checkpoint; the trainer reads it after ``on_train_begin``, so this waits for the first batch."""
+        self._is_state_due = False
+        if saved := (trainer.state.stateful_callbacks or {}).get(_STATE_KEY):
+            monitor.load_state_dict(saved)
+
     @guarded
     def _begin(self, inputs: Any, trainer: Any) -> None:
         if (monitor := self._measuring) is not None:
+            if self._is_state_due:
+                self._take_state(trainer, monitor)
             steps_optimizer = bool(trainer.accelerator.sync_gradients)
             monitor.begin_step(inputs, signature_extra=(steps_optimizer,))
             self._is_in_step = True

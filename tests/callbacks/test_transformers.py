@@ -188,3 +188,29 @@ def test_a_real_training_reports_mfu_to_tensorboard_and_keeps_tokens(tmp_path: P
     tags = EventAccumulator(str(folder)).Reload().Tags()
     assert "train/utilization/mfu" in tags["scalars"]
     assert "mfu_monitor/card/end/text_summary" in tags["tensors"]
+
+
+@pytest.mark.parametrize("restores_callbacks", [False, True])
+def test_totals_and_levels_go_on_after_a_resume(tmp_path: Path, restores_callbacks: bool) -> None:
+    """Six batches an epoch. The first run ends after one epoch, the second goes on to the end of another one."""
+    first = MFUCallback(peak=1e12, alerts={"warmup": 0})
+    trainer(tmp_path, first, save_strategy="epoch").train()
+    assert first.monitor is not None
+    levels = first.monitor.state_dict()["alerts"]["history"]
+    assert levels
+    second = MFUCallback(peak=1e12, alerts={"warmup": 50})
+    resumed = trainer(tmp_path, second, num_train_epochs=2, restore_callback_states_from_checkpoint=restores_callbacks)
+    resumed.train(resume_from_checkpoint=True)
+    assert second.monitor is not None
+    assert second.monitor.totals["steps"] == 12
+    assert second.monitor.state_dict()["next_step"] == 12
+    assert second.monitor.state_dict()["alerts"]["history"] == levels  # all later windows are warm-up
+
+
+def test_another_run_of_the_same_trainer_starts_anew(tmp_path: Path) -> None:
+    callback = MFUCallback(peak=1e12)
+    subject = trainer(tmp_path, callback, save_strategy="epoch")
+    subject.train()
+    subject.train()
+    assert callback.monitor is not None
+    assert callback.monitor.totals["steps"] == 6
