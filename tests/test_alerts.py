@@ -312,6 +312,14 @@ def test_another_precision_is_a_change() -> None:
     assert "precision (bf16 -> fp32)" in alert.message
 
 
+def test_another_peak_is_a_change_and_told_in_short_figures() -> None:
+    detector = AlertDetector(QUIET)
+    feed(detector, [0.45] * 50)
+    [(_, alert)] = feed(detector, [0.45] * 10, start=50, peak_flops_per_s=2 * PEAK)
+    assert alert.kind == "change"
+    assert "peak of the device (1e+14 -> 2e+14)" in alert.message
+
+
 def test_a_change_closes_an_open_incident_and_says_so() -> None:
     detector = AlertDetector(QUIET)
     feed(detector, [0.45] * 50 + [0.36] * 20)

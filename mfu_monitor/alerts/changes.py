@@ -73,13 +73,19 @@ def _label_factors(before: WindowFigures, after: WindowFigures) -> list[CauseSha
     for index, words in ((1, "precision"), (2, "ranks"), (3, "peak of the device")):
         b, a = before.label[index], after.label[index]
         if b != a and before.label[0] == after.label[0]:
-            words = f"{words} ({b} -> {a})"
+            words = f"{words} ({_shown(b)} -> {_shown(a)})"
             found.append(
                 CauseShare(
                     name=words.split(" (")[0], before=None, after=None, unit="", share_of_loss=None, description=words
                 )
             )
     return found
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _factor(name: str, before: float, after: float, unit: str, words: str) -> CauseShare:
