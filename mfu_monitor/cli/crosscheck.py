@@ -38,6 +38,27 @@ OUR_BATCHED = ("aten::bmm", "aten::baddbmm")
 LARGEST_TRACED_FOR_REAL = 200_000_000
 """Parameters up to which a model that cannot be traced on the meta device is traced with memory: 0.8 GB in fp32."""
 _SDPA = "aten::scaled_dot_product_attention"
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+WHOLES = frozenset(
+    {
+        *(f"aten::{kind}{suffix}" for kind in _RECURRENT for suffix in ("", "_cell")),
+        "aten::_native_multi_head_attention",
+        "aten::_transformer_encoder_layer_fwd",
+        *(f"aten::{name}" for name in ("bilinear", "tensordot", "inner", "cdist", "chain_matmul", "linalg_multi_dot")),
+    }
+)
+"""Operators that a tracer sees whole, and a dispatcher by the products that they become."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """What fvcore says, times two."""
+
+    by_operator: dict[str, int]
+    by_module: dict[str, int]
+    """Without descendants, by the model's own names."""
+    missing: dict[str, set[str]]
+    """Operators that it has no formula for, by the module that calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,31 +112,29 @@ def _fvcore(model: LoadedModel, record: StepRecord) -> Comparison:
     forward = record.by_phase().get("forward", FlopTotals())
     name = "fvcore x 2, forward"
     try:
-        by_operator, missing = _trace(model)
+        traced = _trace(model)
     except ConfigurationError:
         raise
     except Exception as error:  # noqa: BLE001  (the tracer may fail in any way)
         reason = f"fvcore cannot trace this model: {type(error).__name__}: {str(error).splitlines()[0]}"
         return Comparison(name=name, flops=None, ours=forward.model_flops, reasons=(reason,))
-    extra = {op: count for op, count in by_operator.items() if op not in FVCORE_PRODUCTS}
+    extra = {op: count for op, count in traced.by_operator.items() if op not in FVCORE_PRODUCTS}
     parts = [(f"fvcore counts {op}, which is no product", count) for op, count in extra.items()]
-    batched = sum(by_operator.get(op, 0) for op in FVCORE_BATCHED)
-    parts += _missing_in_fvcore(record, missing, batched)
-    return _explained(name, sum(by_operator.values()), forward.model_flops, parts)
+    parts += _missing_in_fvcore(record, traced)
+    parts += _wholes_missing_in_fvcore(record, traced)
+    return _explained(name, sum(traced.by_operator.values()), forward.model_flops, parts)
 
 
-def _trace(model: LoadedModel) -> tuple[dict[str, int], set[str]]:
-    """fvcore's FLOPs by operator, times two, and the operators that it has no formula for."""
+def _trace(model: LoadedModel) -> _Traced:
+    """fvcore's FLOPs, and the operators that it has no formula for."""
     try:
         from fvcore.nn import FlopCountAnalysis
     except ImportError:
         raise ConfigurationError("--crosscheck compares with fvcore: pip install 'mfu-monitor[crosscheck]'.") from None
 
-    def analyse(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[dict[str, int], set[str]]:
+    def analyse(module: nn.Module, inputs: tuple[Any, ...]) -> _Traced:
         with _quiet(), torch.no_grad():
-            analysis = FlopCountAnalysis(module.eval(), inputs)
-            counts = {op: 2 * int(count) for op, count in analysis.by_operator().items()}
-            return counts, set(analysis.unsupported_ops())
+            return _read(FlopCountAnalysis(module.eval(), inputs), module)
 
     module, inputs = _TensorsOnly(model), (*model.arguments, *model.keywords.values())
     try:
@@ -130,12 +149,41 @@ def _trace(model: LoadedModel) -> tuple[dict[str, int], set[str]]:
         return analyse(real, tuple(torch.zeros_like(x, device="cpu") for x in inputs))
 
 
-def _missing_in_fvcore(record: StepRecord, missing: set[str], batched: int) -> Iterator[tuple[str, int]]:
-    """What we count forward of the operators that fvcore saw and has no formula for.
+def _read(analysis: Any, module: nn.Module) -> _Traced:
+    own_flops: dict[str, int] = {}
+    own_missing: dict[str, set[str]] = {}
+    for name, part in module.named_modules():
+        children = [f"{name}.{child}".lstrip(".") for child, _ in part.named_children()]
+        flops = analysis.by_module()[name] - sum(analysis.by_module()[child] for child in children)
+        missing = analysis.unsupported_ops(name)
+        for child in children:
+            missing = missing - analysis.unsupported_ops(child)
+        inner = name.removeprefix("inner").removeprefix(".")
+        own_flops[inner] = own_flops.get(inner, 0) + 2 * int(flops)
+        own_missing[inner] = own_missing.get(inner, set()) | set(missing)
+    return _Traced({op: 2 * int(count) for op, count in analysis.by_operator().items()}, own_flops, own_missing)
 
-    Args:
-        batched: FLOPs of the batched products that fvcore did count.
-    """
+
+def _wholes_missing_in_fvcore(record: StepRecord, traced: _Traced) -> Iterator[tuple[str, int]]:
+    """What fvcore lacks in the modules that call an operator which we saw by its parts."""
+    forward = StepRecord(ops=tuple(op for op in record.ops if op.phase is Phase.FORWARD))
+    names = forward.by_op()
+    ours = forward.by_module(inclusive=False)
+    for module, missing in traced.missing.items():
+        wholes = [op for op in sorted(missing & WHOLES) if op not in names]
+        if wholes and not missing & {*names, _SDPA}.difference(_without_products(forward)):
+            lacking = traced.by_module[module] - ours.get(module, FlopTotals()).model_flops
+            yield f"fvcore has no formula for {', '.join(wholes)}", min(0, lacking)
+
+
+def _without_products(record: StepRecord) -> set[str]:
+    return {name for name, totals in record.by_op().items() if not totals.model_flops}
+
+
+def _missing_in_fvcore(record: StepRecord, traced: _Traced) -> Iterator[tuple[str, int]]:
+    """What we count forward of the operators that fvcore saw and has no formula for."""
+    missing = {op for ops in traced.missing.values() for op in ops}
+    batched = sum(traced.by_operator.get(op, 0) for op in FVCORE_BATCHED)
     forward = {name: totals for name, totals in _forward_by_op(record).items() if totals.model_flops}
     for name in sorted(missing - {_SDPA}):
         if name in forward:

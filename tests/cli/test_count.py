@@ -222,6 +222,19 @@ class ReadsValues(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x
 
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 8)
+        self.again = nn.ModuleList([self.head])
+        self.pointwise = nn.Conv1d(8, 8, 1)
+    def forward(self, x):
+        x = self.pointwise(x.mT).mT
+        x = self.attention(x, x, x)[0]
+        return self.again[0](self.head(self.recurrent(x)[0]))
+
 def fails():
     raise ValueError("no weights here")
 
@@ -334,6 +347,22 @@ def test_fvcore_times_two_agrees_where_it_has_every_formula(capsys: pytest.Captu
     # 6ND takes a gradient for the first layer's input, and every bias for a weight
     assert six_n_d["flops"] == 6 * 5 * (8 * 16 + 16 + 16 * 4 + 4)
     assert six_n_d["reasons"]
+
+
+@pytest.mark.usefixtures("fvcore")
+def test_operators_that_the_tracer_sees_whole_are_reasons_too(capsys: pytest.CaptureFixture[str], package: str) -> None:
+    result = counted(capsys, f"{package}:Whole", "--shape", "2x5x8", "--crosscheck")
+    fvcore = result["crosscheck"][0]
+    head = (
+        2 * 10 * 8 * 8
+    )  # of the shared layer, called twice, and of the convolution, for which it is traced with memory
+    attention = 4 * head + 2 * (2 * 2 * 2 * 5 * 5 * 4)  # 2 sequences, 2 heads of 4
+    recurrent = 2 * 10 * (4 * 8 * 8 + 4 * 8 * 8)
+    assert (fvcore["flops"], fvcore["ours"]) == (3 * head, 3 * head + attention + recurrent)
+    text = " ".join(fvcore["reasons"])
+    assert f"no formula for aten::lstm ({-recurrent / fvcore['ours']:+.1%})" in text
+    assert f"no formula for aten::_native_multi_head_attention ({-attention / fvcore['ours']:+.1%})" in text
+    assert "no reason found" not in text
 
 
 @pytest.mark.usefixtures("fvcore")
