@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
 import warnings
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -178,6 +182,40 @@ class TestAlerts:
             mm.MonitorConfig(webhook="hooks.example/secret")
         assert "secret" not in str(error.value)
         assert "secret" not in repr(mm.MonitorConfig(webhook="https://hooks.example/secret"))
+
+    def test_the_alert_of_a_run_arrives_at_a_chat_server_by_the_end_of_training(self, bench: Any) -> None:
+        posted: list[dict[str, Any]] = []
+
+        class Chat(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None:
+                """Silence."""
+
+        with HTTPServer(("127.0.0.1", 0), Chat) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+            thread.start()
+            self.run_with_a_drop(bench, webhook=f"http://127.0.0.1:{server.server_port}/B000").close()
+            server.shutdown()
+            thread.join()
+        (alert,) = bench.sink.of_kind("alert")
+        assert posted == [{"text": f"*alert/drop*\n{alert.text}".replace(">", "&gt;")}]
+
+    def test_a_chat_server_that_is_down_is_reported_once_and_training_goes_on(self, bench: Any, caplog: Any) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{unused.getsockname()[1]}/B000"
+        monitor = self.run_with_a_drop(bench, webhook=address)
+        bench.run(monitor, 40)  # the recovery cannot be posted either
+        monitor.close()
+        assert [event.payload["kind"] for event in bench.sink.of_kind("alert")] == ["drop", "recovery"]
+        assert bench.sink.of_kind("reading")[-1].metrics["utilization/mfu"] == pytest.approx(0.4)
+        (failure,) = [record.getMessage() for record in caplog.records if "webhook" in record.getMessage()]
+        assert "Connection refused" in failure
+        assert "B000" not in caplog.text
 
     def test_an_address_without_a_host_is_refused_before_training(self) -> None:
         with pytest.raises(ConfigurationError, match="with a host") as error:
