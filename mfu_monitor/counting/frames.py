@@ -115,7 +115,7 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         elif code.co_filename == _CHECKPOINT_FILE:
             _note_checkpoint(site, code, in_backward=in_backward)
         elif code.co_name == _COMPILED_CALL:
-            site.in_compiled_call = True
+            site.in_compiled_call |= not _is_called_by_flex_attention(frame)
         if frame.f_back is not None and frame.f_back.f_code is _FUNCTION_APPLY:
             site.function_forwards.append(frame)
             site.function_at = len(site.modules)
@@ -178,6 +178,11 @@ def _blocked_backward_creates_graph() -> bool | None:
             return _asks_create_graph(frame)
         frame = frame.f_back
     return None
+
+
+def _is_called_by_flex_attention(frame: FrameType) -> bool:
+    """Called in eager, flex_attention wraps itself in ``torch.compile`` with the eager backend: nothing is compiled."""
+    return frame.f_back is not None and frame.f_back.f_code.co_filename.endswith("flex_attention.py")
 
 
 def _is_inside_closure(step: FrameType, inner_codes: set[CodeType | None]) -> bool:
