@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.counting.graph_attention import Score, find_attention
-from mfu_monitor.counting.graph_rewrites import decomposed_products, unpadded_share
+from mfu_monitor.counting.graph_rewrites import as_written, decomposed_products, unpadded_share
 from mfu_monitor.counting.graph_text import GraphNode, TensorSpec, TextGraph, solve_sizes
 from mfu_monitor.counting.graph_values import GraphValues, resolve_operator
 from mfu_monitor.counting.math_attention import split_by_attended
@@ -166,7 +166,7 @@ def _cost_of(graph: TextGraph, node: GraphNode, values: GraphValues, run: Compil
     if name == _BOTH_GRADIENTS:
         unread = cost.flops // 2 * (2 - sum(_outputs_read(graph, node)[:2]))
         cost = dataclasses.replace(cost, flops=cost.flops - unread, masked_flops=cost.masked_flops + unread)
-    return cost
+    return as_written(node, cost)
 
 
 def _outputs_read(graph: TextGraph, node: GraphNode) -> list[bool]:

@@ -1,5 +1,6 @@
-"""Products that the compiler rewrote: padded to friendlier sizes, or turned into multiplications and a sum.
+"""Products that the compiler rewrote: fused to attention, padded, or turned into multiplications and a sum.
 
+Products of attention written by hand may become one attention call (``torch/_inductor/fx_passes/fuse_attention.py``).
 Inductor pads products on accelerators (``torch/_inductor/fx_passes/pad_mm.py``): the model needs the unpadded sizes,
 the rest is executed all the same. And it runs products with a side of length 1 as elementwise code
 (``torch/_inductor/decomposition.py``: ``mm``, ``addmm``, ``bmm``): the mathematics is the same product, so it counts.
@@ -8,16 +9,35 @@ the rest is executed all the same. And it runs products with a side of length 1 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mfu_monitor.counting.graph_text import GraphNode, TextGraph
 from mfu_monitor.counting.graph_values import GraphValues
+from mfu_monitor.formulas.cost import OpCost
 
-__all__ = ["decomposed_products", "unpadded_share"]
+__all__ = ["as_written", "decomposed_products", "unpadded_share"]
 
 _FIRST_OPERAND = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
+
+
+def as_written(node: GraphNode, cost: OpCost) -> OpCost:
+    """The cost of attention that the compiler made of products written by hand: those products, dense, as in eager.
+
+    A node that a pattern of the compiler put in is named after its overload (``..._default``); one that the user called
+    is named after the operator.
+    """
+    packet = node.target.removesuffix(".default").rpartition(".")[2]
+    is_made = node.name.startswith(f"{packet}_default") and "scaled_dot_product" in packet
+    if not is_made or cost.palm_flops is None:
+        return cost
+    executed = cost.flops + cost.masked_flops + cost.kernel_recompute_flops
+    rest = executed - cost.palm_flops  # the kernel's own recomputation of the dense products
+    return dataclasses.replace(
+        cost, flops=cost.palm_flops, palm_flops=None, masked_flops=0, kernel_recompute_flops=max(0, rest)
+    )
 
 
 def unpadded_share(graph: TextGraph, node: GraphNode, values: GraphValues) -> Fraction:

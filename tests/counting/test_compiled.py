@@ -131,6 +131,25 @@ def test_compiled_attention_has_the_model_flops_of_eager(backend, is_causal):
 
 
 @compiled_code_runs_under_a_mode
+@pytest.mark.parametrize("mask_of_input", [True, False])
+def test_hand_written_attention_that_the_compiler_fuses_counts_as_in_eager(mask_of_input):
+    """Two products and a softmax are two dense products, also where inductor makes an attention call of them."""
+
+    def attention(q, k, v, mask):
+        if not mask_of_input:
+            mask = torch.full((2, 3, 16, 16), float("-inf")).triu(1)
+        return torch.softmax(q @ k.transpose(-2, -1) / 8**0.5 + mask, -1) @ v
+
+    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+    mask = torch.full((2, 3, 16, 16), float("-inf")).triu(1)
+    eager = count(None, lambda: attention(q, k, v, mask).sum().backward())
+    compiled = torch.compile(attention)
+    record = count(None, lambda: compiled(q, k, v, mask).sum().backward())
+    assert record.model_flops == eager.model_flops == 6 * (2 * 2 * 3 * 16 * 16 * 8)
+    assert record.other_flops == 0
+
+
+@compiled_code_runs_under_a_mode
 def test_a_mask_passed_to_a_compiled_function_counts_by_content():
     q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
     mask = torch.ones(16, 16, dtype=torch.bool).tril()
