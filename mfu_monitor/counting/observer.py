@@ -26,9 +26,9 @@ from mfu_monitor.counting.opaque import BackwardPasses, OpaqueModules, gradients
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.records import Phase, StepRecord
 from mfu_monitor.counting.scope import ModuleNames
-from mfu_monitor.formulas.cost import OpCost, UncountableCallError
+from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
-from mfu_monitor.formulas.registry import bind_call, find_formula, find_module_formula, is_ignored
+from mfu_monitor.formulas.registry import Formula, bind_call, find_formula, find_module_formula, is_ignored
 from mfu_monitor.formulas.traffic import bytes_accessed
 from mfu_monitor.hardware.precision import matmul_precision
 
@@ -94,17 +94,11 @@ class StepObserver:
         if _is_view(func):
             return
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
-        found = find_formula(name)
-        if site.in_compiled_call and guards_notice_modes():
-            self.ledger.incomplete = True
-            self.ledger.note(COUNTED_IN_EAGER)
-        if (unhooked := self.opaque.unhooked(site.modules)) is not None:
-            self._note_unhooked(unhooked)
+        self._note_site(site)
         repeats = self._functions.saw(name, site, operands, outputs)
         phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats)
         forward = self._links.of_current_node() if in_backward else None
         link = self._link(name, site, forward, phase)
-        call = bind_call(func, args, kwargs, output) if found is not None else None
         entry = Entry(
             op=name,
             phase=phase,
@@ -115,21 +109,35 @@ class StepObserver:
             bytes_accessed=bytes_accessed(func, args, kwargs, output),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
+        found = find_formula(name)
         if phase is not Phase.OPTIMIZER and not entry.without_grad:
             self._coverage.saw(name, operands, outputs, is_product=found is not None)
         if found is None or link.is_opaque:
             self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
-            return
-        try:
-            entry.cost = found(call)  # type: ignore[arg-type]
-        except UncountableCallError as reason:
-            self.ledger.note(f"{name} ran and is not counted: {reason}")
+        elif self._price(entry, found, bind_call(func, args, kwargs, output), operands):
+            self._saw_product(entry, link, forward, operands, outputs)
+        else:
             self._saw_quiet(entry, args, operands, outputs, is_known=False)
-            return
+
+    def _note_site(self, site: CallSite) -> None:
+        """Say what the call's surroundings tell of the record's limits."""
+        if site.in_compiled_call and guards_notice_modes():
+            self.ledger.incomplete = True
+            self.ledger.note(COUNTED_IN_EAGER)
+        if (unhooked := self.opaque.unhooked(site.modules)) is not None:
+            self._note_unhooked(unhooked)
+
+    def _price(self, entry: Entry, found: Formula, call: OperatorCall, operands: list[torch.Tensor]) -> bool:
+        """Put the formula's answer into the entry; False where the formula says that this call cannot be counted."""
+        try:
+            entry.cost = found(call)
+        except UncountableCallError as reason:
+            self.ledger.note(f"{entry.op} ran and is not counted: {reason}")
+            return False
         if entry.cost.note is not None:
             self.ledger.note(entry.cost.note)
-        entry.precision = entry.cost.precision or _precision(name, operands)
-        self._saw_product(entry, link, forward, operands, outputs)
+        entry.precision = entry.cost.precision or _precision(entry.op, operands)
+        return True
 
     def _saw_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], is_backward: bool) -> None:
         try:

@@ -18,6 +18,7 @@ import torch._functorch.config as functorch_config
 from tensorboard import program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mfu_monitor.counting.inductor import guards_notice_modes
 from mfu_monitor.hardware.gemm import ProductRate
 from mfu_monitor.sinks import read_jsonl
 
@@ -117,7 +118,8 @@ def test_the_compiled_demo_reports_both_and_the_compilers_recomputation(
     assert last.mfu is not None
     assert last.hfu is not None
     assert 0 < last.mfu < last.hfu  # flash attention's fifth product at least
-    assert (record.recompute_flops > 0) is recomputes
+    # Before torch 2.10 counted steps run in eager, where the compiler's recomputation is not seen.
+    assert (record.recompute_flops > 0) is (recomputes and not guards_notice_modes())
     assert record.model_flops == run.records[0].model_flops
 
 
