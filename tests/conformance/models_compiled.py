@@ -227,7 +227,6 @@ COMPILED: tuple[CompiledCase, ...] = (
     CompiledCase(
         id="experts",
         build=lambda: (MixtureOfExperts(), _tokens_and_labels()),
-        has_same_modules=False,  # the gathered weights are no parameters
     ),
     CompiledCase(id="convolutions", build=lambda: (ConvNet(), (torch.randn(B, 3, 16, 16), torch.randint(0, 10, (B,))))),
     CompiledCase(id="lora", build=lambda: (_adapted(), (_ids(),))),

@@ -133,13 +133,13 @@ def test_every_counted_step_counts_the_same_cold_or_warm(outcome: Outcome) -> No
 
 
 def test_products_belong_to_the_modules_they_belong_to_in_eager(outcome: Outcome) -> None:
-    if not outcome.case.has_same_modules:
-        pytest.skip("the operands do not tell")
     eager, compiled = (
         {name: t.model_flops for name, t in record.by_module(inclusive=False).items() if t.model_flops}
         for record in (outcome.eager, outcome.counted.records[0])
     )
-    assert compiled == eager
+    assert sum(compiled.values()) == sum(eager.values())
+    # Where the operands do not tell (docs/counting.md) names differ: this fails when a case leaves that list.
+    assert (compiled == eager) is outcome.case.has_same_modules
 
 
 def test_compiled_graphs_breaks_and_recompiles_are_the_same_without_counting(outcome: Outcome) -> None:
