@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from mfu_monitor._stages import warn
 from mfu_monitor.errors import ImpossibleReadingError, StageDisabledWarning
+from mfu_monitor.guard import warn
 
 __all__ = ["Guarded", "guarded"]
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mfu_monitor._stages import warn
 from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
+from mfu_monitor.guard import warn
 from mfu_monitor.sinks import ConsoleSink, Event, JsonlSink, Sink, TensorBoardSink
 
 __all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers", "writable_jsonl"]

@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from mfu_monitor.checks import Diagnosis, check
     from mfu_monitor.config import MonitorConfig
     from mfu_monitor.counting.counter import FlopCounter
-    from mfu_monitor.counting.records import StepRecord
+    from mfu_monitor.counting.step_record import StepRecord
     from mfu_monitor.formulas.registry import register_flop_formula, register_module_formula
     from mfu_monitor.hardware.detect import device_peak
-    from mfu_monitor.hardware.peaks import DevicePeak
+    from mfu_monitor.hardware.device_peak import DevicePeak
     from mfu_monitor.monitor import Monitor
     from mfu_monitor.utilization import UtilizationReading
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "DevicePeak": "mfu_monitor.hardware.peaks",
+    "DevicePeak": "mfu_monitor.hardware.device_peak",
     "Diagnosis": "mfu_monitor.checks",
     "FlopCounter": "mfu_monitor.counting.counter",
     "Monitor": "mfu_monitor.monitor",
     "MonitorConfig": "mfu_monitor.config",
-    "StepRecord": "mfu_monitor.counting.records",
+    "StepRecord": "mfu_monitor.counting.step_record",
     "UtilizationReading": "mfu_monitor.utilization",
     "check": "mfu_monitor.checks",
     "device_peak": "mfu_monitor.hardware.detect",

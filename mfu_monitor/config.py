@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from mfu_monitor.alerts.config import AlertConfig
+from mfu_monitor.alerts.thresholds import AlertConfig
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.timing.tokens import resolve_tokens_function
+from mfu_monitor.steps.batch import resolve_tokens_function
 
 __all__ = ["DEFAULT_LOG_EVERY_N_STEPS", "MonitorConfig", "resolve_alerts", "resolve_callable"]
 

@@ -14,22 +14,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from mfu_monitor._alerting import alert_sinks
-from mfu_monitor._readings import Told, WindowReader
 from mfu_monitor._scopes import PauseScope, PhaseScope, StepScope
-from mfu_monitor._stages import Stages, guarded
-from mfu_monitor._step_counter import StepCounter, StepOutcome
-from mfu_monitor._window_pipeline import RunSoFar, WindowPipeline, world_size
+from mfu_monitor.alerts.alerting import alert_sinks
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.guard import Stages, guarded
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.readings import Told, WindowReader
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.jsonl import JsonlSink
+from mfu_monitor.steps.step_counter import StepCounter, StepOutcome
 from mfu_monitor.timing.clock import Clock, clock_for
 from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
+from mfu_monitor.timing.pipeline import RunSoFar, WindowPipeline, world_size
 from mfu_monitor.timing.probes import TrainingProbes
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["Monitor"]

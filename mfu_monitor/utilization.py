@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.timing.step_window import StepWindow
 
 __all__ = ["UtilizationReading", "active_precision", "metrics_of", "read_utilization"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mfu_monitor as mm
-from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
+from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
 
 
 class FakeClock:

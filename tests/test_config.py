@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mfu_monitor._run_facts import RunFacts
+from mfu_monitor.checks.run_facts import RunFacts
 from mfu_monitor.config import MonitorConfig
 from mfu_monitor.errors import ConfigurationError
 

@@ -349,7 +349,7 @@ class TestPeak:
             torch.rand(100)
             return mm.DevicePeak(device_name="cpu", flops_per_s_by_precision={precision: PEAK}, source="measured")
 
-        monkeypatch.setattr("mfu_monitor._peak_source.resolve_peak", measure)
+        monkeypatch.setattr("mfu_monitor.hardware.peak_source.resolve_peak", measure)
         torch.manual_seed(0)
         before = torch.get_rng_state()
         bench.run(bench.monitor(log_every_n_steps=2, peak="measure"), 6)
@@ -361,7 +361,7 @@ class TestPeak:
             bench.clock.advance(60.0)
             return mm.DevicePeak(device_name="cpu", flops_per_s_by_precision={precision: PEAK}, source="measured")
 
-        monkeypatch.setattr("mfu_monitor._peak_source.resolve_peak", measure)
+        monkeypatch.setattr("mfu_monitor.hardware.peak_source.resolve_peak", measure)
         monitor = bench.monitor(log_every_n_steps=3, peak="measure")
         bench.run(monitor, 3)
         assert monitor.reading is not None
@@ -372,7 +372,7 @@ class TestPeak:
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, record: Any
     ) -> None:
         monkeypatch.setattr(
-            "mfu_monitor._peak_source.resolve_peak",
+            "mfu_monitor.hardware.peak_source.resolve_peak",
             lambda spec, device, precision: mm.DevicePeak(
                 device_name="cpu", flops_per_s_by_precision={precision: PEAK}, source="measured"
             ),
@@ -460,23 +460,23 @@ class TestFailure:
     @pytest.mark.parametrize(
         ("target", "stage"),
         [
-            ("mfu_monitor._step_counter.batch_signature", "signature"),
-            ("mfu_monitor._step_counter.batch_counts", "signature"),
-            ("mfu_monitor.timing.schedule.CountSchedule.wants_count", "counting"),
-            ("mfu_monitor.timing.schedule.CountSchedule.add_uncounted", "counting"),
-            ("mfu_monitor.timing.step_counts.StepLedger.add_step", "accounting"),
-            ("mfu_monitor.timing.step_counts.StepLedger.take_window", "accounting"),
+            ("mfu_monitor.steps.step_counter.batch_signature", "signature"),
+            ("mfu_monitor.steps.step_counter.batch_counts", "signature"),
+            ("mfu_monitor.steps.schedule.CountSchedule.wants_count", "counting"),
+            ("mfu_monitor.steps.schedule.CountSchedule.add_uncounted", "counting"),
+            ("mfu_monitor.steps.totals.StepLedger.add_step", "accounting"),
+            ("mfu_monitor.steps.totals.StepLedger.take_window", "accounting"),
             ("mfu_monitor.timing.window.WindowBuilder.begin_step", "timing"),
             ("mfu_monitor.timing.window.WindowBuilder.end_step", "timing"),
             ("mfu_monitor.timing.window.WindowBuilder.resolved", "timing"),
             ("mfu_monitor.timing.window.WindowBuilder.close_window", "timing"),
             ("mfu_monitor.timing.probes.TrainingProbes.take", "probes"),
             ("mfu_monitor.timing.probes.TrainingProbes.start", "probes"),
-            ("mfu_monitor._readings.read_utilization", "reading"),
-            ("mfu_monitor._readings.metrics_of", "reading"),
+            ("mfu_monitor.readings.read_utilization", "reading"),
+            ("mfu_monitor.readings.metrics_of", "reading"),
             ("mfu_monitor.monitor.clock_for", "timing"),
-            ("mfu_monitor._window_pipeline.RankExchange.join", "ranks"),
-            ("mfu_monitor._peak_source.resolve_peak", "peak"),
+            ("mfu_monitor.timing.pipeline.RankExchange.join", "ranks"),
+            ("mfu_monitor.hardware.peak_source.resolve_peak", "peak"),
         ],
     )
     def test_any_stage(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, target: str, stage: str) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mfu_monitor as mm
-from mfu_monitor.counting.inductor import guards_notice_modes
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
 from mfu_monitor.timing.clock import CudaEventClock
 
 approx: Any = pytest.approx
@@ -192,7 +192,7 @@ class TestTrainingIsUnchanged:
     def test_the_same_holds_while_stages_fail(self, monkeypatch: pytest.MonkeyPatch) -> None:
         plain = _train(True, None)
         monkeypatch.setattr("mfu_monitor.timing.window.WindowBuilder.resolved", _broken)
-        monkeypatch.setattr("mfu_monitor._step_counter.batch_signature", _broken)
+        monkeypatch.setattr("mfu_monitor.steps.step_counter.batch_signature", _broken)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             make = lambda model: _WithReading(model, log_every_n_steps=7, peak=1e9)  # noqa: E731

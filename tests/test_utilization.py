@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading, active_precision, metrics_of, read_utilization
 
 PEAK = DevicePeak(

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mfu_monitor.advice import advise
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.hardware.detect import device_peak
-from mfu_monitor.plots import save_figure, step_figures
-from mfu_monitor.roofline import step_roofline
-from mfu_monitor.timing.records import StepWindow
-from mfu_monitor.waterfall import waterfall
+from mfu_monitor.insights.advice import advise
+from mfu_monitor.insights.plots import save_figure, step_figures
+from mfu_monitor.insights.roofline import step_roofline
+from mfu_monitor.insights.waterfall import waterfall
+from mfu_monitor.timing.step_window import StepWindow
 
 LAYERS, WIDTH, HEADS, MLP_WIDTH, VOCABULARY, BATCH, LENGTH = 16, 2048, 16, 8192, 32768, 4, 4096
 

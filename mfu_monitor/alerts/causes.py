@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.figures import WindowFigures
-from mfu_monitor.alerts.records import CauseShare
 
 __all__ = ["CAUSES", "attribute_loss", "next_action"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.figures import WindowFigures
-from mfu_monitor.alerts.records import CauseShare
 
 __all__ = ["changed_factors", "is_other_kind"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mfu_monitor.alerts.alert import Alert, CauseShare
 from mfu_monitor.alerts.causes import attribute_loss
 from mfu_monitor.alerts.changes import changed_factors, is_other_kind
-from mfu_monitor.alerts.config import AlertConfig
 from mfu_monitor.alerts.figures import WindowFigures, figures_of, mean_figures
 from mfu_monitor.alerts.levels import (
     Level,
@@ -21,8 +21,8 @@ from mfu_monitor.alerts.levels import (
     weak_boundary,
 )
 from mfu_monitor.alerts.messages import change_message, drop_message, floor_message, recovery_message
-from mfu_monitor.alerts.records import Alert, CauseShare
 from mfu_monitor.alerts.state import BestLevel, DetectorState, Incident
+from mfu_monitor.alerts.thresholds import AlertConfig
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["AlertDetector"]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mfu_monitor.alerts.config import AlertConfig
+from mfu_monitor.alerts.thresholds import AlertConfig
 
 __all__ = ["Level", "drop_boundary", "recovery_boundary", "robust_level", "sag_boundary", "steadiness", "weak_boundary"]
 

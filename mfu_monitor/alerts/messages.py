@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.causes import next_action
 from mfu_monitor.alerts.figures import WindowFigures
-from mfu_monitor.alerts.records import CauseShare
 
 __all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "recovery_message"]
 

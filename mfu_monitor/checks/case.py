@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mfu_monitor.checks.records import Evidence
-from mfu_monitor.checks.table import TableRow, table_row
-from mfu_monitor.counting.records import StepRecord
-from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.checks.cause_table import TableRow, table_row
+from mfu_monitor.checks.diagnosis import Evidence
+from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["HARD_LIMIT", "PLAUSIBLE_MFU", "SOFT_LIMIT", "Case", "finite", "in_band"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mfu_monitor.checks.case import PLAUSIBLE_MFU, Case, in_band
-from mfu_monitor.checks.records import Diagnosis
+from mfu_monitor.checks.diagnosis import Diagnosis
 
 __all__ = ["TOLERANCE", "Hypothesis", "judge", "ranked"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_monitor.checks.case import HARD_LIMIT, SOFT_LIMIT, Case, finite
-from mfu_monitor.checks.records import Diagnosis
+from mfu_monitor.checks.diagnosis import Diagnosis
 
 __all__ = [
     "CHECKS",

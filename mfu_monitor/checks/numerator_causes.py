@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mfu_monitor.checks.case import HARD_LIMIT, Case, finite
+from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.hypothesis import EXACT, RATIO, TOLERANCE, Hypothesis, judge
-from mfu_monitor.checks.records import Diagnosis
 
 __all__ = [
     "Claim",

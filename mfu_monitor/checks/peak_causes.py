@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from mfu_monitor.checks.case import HARD_LIMIT, SOFT_LIMIT, Case
+from mfu_monitor.checks.cause_table import devices_with_peak
+from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.hypothesis import DIRECT, EXACT, RATIO, Hypothesis, judge
-from mfu_monitor.checks.records import Diagnosis
-from mfu_monitor.checks.table import devices_with_peak
 
 __all__ = [
     "autocast_not_active",

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from mfu_monitor.checks.case import Case
+from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.hypothesis import DIRECT, EXACT, PROVEN, RATIO, TOLERANCE, Hypothesis, judge
 from mfu_monitor.checks.numerator_causes import Claim, claims
-from mfu_monitor.checks.records import Diagnosis
 
 __all__ = ["accumulation", "cumulative_numerator", "world_size", "wrong_n", "wrong_token_count"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mfu_monitor.checks.records import Diagnosis
+from mfu_monitor.checks.diagnosis import Diagnosis
 
 __all__ = ["diagnosis_text"]
 

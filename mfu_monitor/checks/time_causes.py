@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from mfu_monitor.checks.case import Case
+from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.hypothesis import DIRECT, Hypothesis, judge
-from mfu_monitor.checks.records import Diagnosis
 
 __all__ = ["clock_went_backwards", "unsynced_timer", "warmup_in_window"]
 

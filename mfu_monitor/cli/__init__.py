@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 
 import typer
@@ -12,7 +11,15 @@ from mfu_monitor.errors import ConfigurationError
 
 __all__ = ["build_app", "main"]
 
-COMMAND_MODULES = ("peaks", "bench", "count", "estimate", "roofline", "audit", "report")
+COMMAND_MODULES = (
+    "peaks_command",
+    "bench_command",
+    "count_command",
+    "estimate_command",
+    "roofline_command",
+    "audit.audit_command",
+    "report.report_command",
+)
 
 
 def build_app() -> typer.Typer:
@@ -30,9 +37,7 @@ def build_app() -> typer.Typer:
         """Keep commands as sub-commands even where only one is registered."""
 
     for name in COMMAND_MODULES:
-        module = f"{__name__}.{name}"
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module).register(app)
+        importlib.import_module(f"{__name__}.{name}").register(app)
     return app
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.cli.models import LoadedModel
-from mfu_monitor.counting.records import FlopTotals, Phase, StepRecord
+from mfu_monitor.counting.step_record import FlopTotals, Phase, StepRecord
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.formulas.analytic import (
     TRAINING_FLOPS_PER_PARAMETER,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.detect import device_peak
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.table import PeakRow, load_table, nearest_names
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 
 __all__ = ["count_step"]

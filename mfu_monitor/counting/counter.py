@@ -7,10 +7,10 @@ from types import TracebackType
 
 from torch import nn
 
+from mfu_monitor.counting.compiled.watch import eager_where_guards_notice_us
 from mfu_monitor.counting.dispatch import CountingMode
-from mfu_monitor.counting.inductor import eager_where_guards_notice_us
 from mfu_monitor.counting.observer import StepObserver
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 
 __all__ = ["FlopCounter"]

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from mfu_monitor.counting.records import UncoveredParameter
-from mfu_monitor.counting.scope import clean_fqn
+from mfu_monitor.counting.module_names import clean_fqn
+from mfu_monitor.counting.step_record import UncoveredParameter
 from mfu_monitor.counting.storages import ByStorage
 
 __all__ = ["ParameterCoverage"]

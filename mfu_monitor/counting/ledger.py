@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UncoveredParameter, UnsupportedOp
+from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UncoveredParameter, UnsupportedOp
 from mfu_monitor.formulas.cost import OpCost
 
 __all__ = ["Entry", "Ledger"]

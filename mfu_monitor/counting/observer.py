@@ -12,20 +12,20 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mfu_monitor.counting.compiled import CompiledCounter, RunSite, reads_gradients
+from mfu_monitor.counting.autograd_links import ForwardLink, SequenceLinks
+from mfu_monitor.counting.compiled.graph import TextGraph
+from mfu_monitor.counting.compiled.runs import CompiledCounter, RunSite, reads_gradients
+from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import FunctionRepeats
 from mfu_monitor.counting.dispatch import operator_name
+from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
-from mfu_monitor.counting.graph_text import TextGraph
-from mfu_monitor.counting.inductor import CompiledGraphWatch, guards_notice_modes
 from mfu_monitor.counting.ledger import Entry, Ledger
-from mfu_monitor.counting.links import ForwardLink, SequenceLinks
-from mfu_monitor.counting.math_attention import MathAttention, Product, split_by_attended
-from mfu_monitor.counting.opaque import BackwardPasses, OpaqueModules, gradients_wanted
+from mfu_monitor.counting.module_names import ModuleNames
+from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
-from mfu_monitor.counting.records import Phase, StepRecord
-from mfu_monitor.counting.scope import ModuleNames
+from mfu_monitor.counting.step_record import Phase, StepRecord
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
 from mfu_monitor.formulas.registry import Formula, bind_call, find_formula, find_module_formula, is_ignored

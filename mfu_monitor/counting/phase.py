@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from mfu_monitor.counting.frames import CallSite
-from mfu_monitor.counting.records import Phase
+from mfu_monitor.counting.step_record import Phase
 
 __all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
 

@@ -4,12 +4,12 @@ Importing the package registers every formula.
 """
 
 from mfu_monitor.formulas import (  # noqa: F401
+    attention_flex,
     attention_kernels,
     attention_layers,
-    attention_varlen,
+    attention_packed,
     convolution,
-    flex,
     matmul,
-    opaque,
     recurrent,
+    vendor_modules,
 )

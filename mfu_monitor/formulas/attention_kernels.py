@@ -20,8 +20,8 @@ import math
 
 from torch import Tensor
 
-from mfu_monitor.formulas import attention_layers, attention_varlen, flex  # noqa: F401  # they register their formulas
-from mfu_monitor.formulas.attention_work import (
+from mfu_monitor.formulas import attention_flex, attention_layers, attention_packed  # noqa: F401  # they register their formulas
+from mfu_monitor.formulas.attention_cost import (
     UNREADABLE_MASK_NOTE,
     AttentionWork,
     Band,

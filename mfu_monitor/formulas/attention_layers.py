@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mfu_monitor.formulas.attention_work import UNREADABLE_MASK_NOTE, AttentionWork, argument, forward_cost
+from mfu_monitor.formulas.attention_cost import UNREADABLE_MASK_NOTE, AttentionWork, argument, forward_cost
+from mfu_monitor.formulas.attention_masks import attended_pairs
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
-from mfu_monitor.formulas.masks import attended_pairs
 from mfu_monitor.formulas.nested import nested_sizes
 from mfu_monitor.formulas.registry import formula
 

@@ -10,8 +10,8 @@ import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
 from mfu_monitor.hardware.custom import find_custom_device
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.lookup import TableMatch, find_row
-from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.properties import DeviceProperties, read_properties
 from mfu_monitor.hardware.table import nearest_names

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.gemm import (
     MEASURABLE_PRECISIONS,
     ProductRate,
@@ -22,7 +23,6 @@ from mfu_monitor.hardware.gemm import (
 )
 from mfu_monitor.hardware.measured_cache import load_measurement, save_measurement
 from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
-from mfu_monitor.hardware.peaks import DevicePeak
 from mfu_monitor.hardware.precision import literal_precision, matmul_precision
 from mfu_monitor.hardware.properties import read_properties
 

@@ -13,7 +13,7 @@ import torch
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.hardware.custom import load_custom_devices, positive_rate
 from mfu_monitor.hardware.detect import device_peak, properties_of
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS, literal_precision
 
 __all__ = ["PeakSpec", "resolve_peak", "validate_peak_spec"]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mfu_monitor.counting.records import FlopTotals, StepRecord
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.counting.step_record import FlopTotals, StepRecord
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.utilization import UtilizationReading
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.utilization import UtilizationReading

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 
 __all__ = ["RankExchange", "StopAgreement", "pack_window", "unknown_row", "world_fields"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_monitor.timing.clock import Clock, HostClock, Mark
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 
 __all__ = ["BETWEEN", "DATA_WAIT", "WindowBuilder"]
 

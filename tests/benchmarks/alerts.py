@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mfu_monitor.alerts import Alert, AlertConfig, AlertDetector
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 PEAK = 1e14

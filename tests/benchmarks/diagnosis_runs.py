@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mfu_monitor.checks import Evidence
-from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
+from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
 from mfu_monitor.hardware.detect import device_peak
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.table import neighbours
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 DEVICES = (

@@ -31,8 +31,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from mfu_monitor.alerts import Alert, AlertConfig
 from mfu_monitor.callbacks import MFUMonitor
+from mfu_monitor.cli.report.run_summary import replay_alerts
 from mfu_monitor.hardware.nvml import NvmlReading
-from mfu_monitor.report import replay_alerts
 from mfu_monitor.sinks.jsonl import read_jsonl
 from mfu_monitor.timing.probes import TrainingProbes
 from mfu_monitor.utilization import UtilizationReading

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 
 __all__ = ["Case", "Phase", "Workload", "build", "evaluate", "perform", "run"]
 

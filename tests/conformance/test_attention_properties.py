@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.counting.inductor import guards_notice_modes
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
 
 from .table import all_cases
 

@@ -18,9 +18,9 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.inductor import guards_notice_modes
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 
 pytestmark = [
     pytest.mark.skipif(guards_notice_modes(), reason="before torch 2.10 counted steps of compiled code run in eager"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.counting.inductor import guards_notice_modes
-from mfu_monitor.counting.records import FlopTotals, StepRecord
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
+from mfu_monitor.counting.step_record import FlopTotals, StepRecord
 
 from .case import Case, evaluate, run
 from .cases_attention import BY_MASK

@@ -15,9 +15,9 @@ from torch import nn
 pytest.importorskip("transformers", minversion="5.0")
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
-from mfu_monitor.hardware.peaks import DevicePeak
-from mfu_monitor.roofline import step_roofline
+from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.insights.roofline import step_roofline
 
 from .models import TEXT_MODELS, ModelCase
 from .models_vision import VISION_MODELS

@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0")
 
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.inductor import guards_notice_modes
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 
 from .models import TEXT_MODELS
 from .models_compiled import COMPILED, CompiledCase, GraphWalk

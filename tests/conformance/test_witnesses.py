@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import FlopTotals, StepRecord
+from mfu_monitor.counting.step_record import FlopTotals, StepRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True.*")
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 from mfu_monitor.counting.counter import FlopCounter
-from mfu_monitor.counting.records import StepRecord
+from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 
 

@@ -18,7 +18,7 @@ import torch._functorch.config as functorch_config
 from tensorboard import program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mfu_monitor.counting.inductor import guards_notice_modes
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
 from mfu_monitor.hardware.gemm import ProductRate
 from mfu_monitor.sinks import read_jsonl
 

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils import flop_counter  # noqa: F401  (imported early: its import is slow under the test's timers)
 
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.sinks import read_jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

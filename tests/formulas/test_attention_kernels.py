@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mfu_monitor.formulas  # noqa: F401  # registers every formula
-from mfu_monitor.formulas.attention_work import logical_width
+from mfu_monitor.formulas.attention_cost import logical_width
+from mfu_monitor.formulas.attention_masks import attended_pairs_of_scores
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
-from mfu_monitor.formulas.masks import attended_pairs_of_scores
 from mfu_monitor.formulas.registry import bind_call, find_formula
 
 with contextlib.suppress(ImportError):  # since torch 2.10; registers torch_attn::_varlen_attn

@@ -12,7 +12,7 @@ import yaml
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning, PeakUnknownWarning
 from mfu_monitor.hardware import derive, measure
 from mfu_monitor.hardware.custom import load_custom_devices
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.resolve import PeakSpec, resolve_peak, validate_peak_spec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_monitor.counting.records import (
+from mfu_monitor.counting.step_record import (
     FlopTotals,
     OpRecord,
     Phase,
@@ -10,10 +10,10 @@ from mfu_monitor.counting.records import (
     UncoveredParameter,
     UnsupportedOp,
 )
-from mfu_monitor.hardware.peaks import DevicePeak
+from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.card import CardMaker, text_card
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 # One Linear, 64 rows, 32 -> 16, in bf16, forward twice (once as recompute), backward two products; a small one in fp32.

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
+from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.sinks import Event, JsonlSink, read_jsonl
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 READING = UtilizationReading(

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from mfu_monitor.errors import StageDisabledWarning
 from mfu_monitor.sinks import ConsoleSink, Event, FanOutSink, NullSink, TensorBoardSink
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 

@@ -21,7 +21,7 @@ from mfu_monitor.timing.probes import (
     compiled_graphs,
     cpu_wait_s_by_thread,
 )
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 
 CUDA = torch.device("cuda")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 
 
 def window(**changes: Any) -> StepWindow:
@@ -142,7 +142,7 @@ import json, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 import mfu_monitor as mm
-from mfu_monitor.counting.records import FlopTotals, OpRecord, Phase, StepRecord
+from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
 
 rank, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

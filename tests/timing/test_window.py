@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mfu_monitor.timing.clock import CudaEventClock
-from mfu_monitor.timing.records import StepWindow
+from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.timing.window import WindowBuilder
 
 approx: Any = pytest.approx

@@ -1,0 +1,1 @@
+"""The command ``audit``: claimed figures held against each other."""

@@ -1,0 +1,493 @@
+"""Audit of a run that was not monitored: facts in, verdict out. Pure; the command line reads logs and calls this.
+
+MFU by two published formulas, both with one multiply-add as 2 FLOPs and the dense peak:
+6 N D (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361) and PaLM's 6 N + 12 L H Q T (Chowdhery et al. 2022,
+https://arxiv.org/abs/2204.02311, appendix B); and the latter with the attended pairs of causal attention alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from mfu_monitor.checks import Diagnosis, Evidence, check, withheld
+from mfu_monitor.checks.limits import SUSPICIOUS_NOTE
+from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.formulas.analytic import palm_flops_per_token
+from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.timing.step_window import StepWindow
+from mfu_monitor.utilization import UtilizationReading
+
+__all__ = ["AuditReport", "LogSeries", "RunFacts", "audit_run"]
+
+_SECONDS_PER_HOUR = 3600.0
+_FORWARD_SHARE = 1 / 3
+"""Of a training step's model FLOPs: 2 of the 6 per parameter and token, 4 of attention's 12."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSeries:
+    """What a log holds, in the order written; a column that it lacks is empty. Rates are the world's."""
+
+    source: str = ""
+    steps: tuple[float, ...] = ()
+    tokens_per_s: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+    mfu: tuple[float, ...] = ()
+    """Reported, as a fraction."""
+    timestamps_s: tuple[float, ...] = ()
+    readings: tuple[UtilizationReading, ...] = ()
+    """Of our own log: each is checked again."""
+    skipped_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What is known of a run. Everything is optional, as long as something can be judged.
+
+    Example:
+        >>> facts = RunFacts(parameters=70e9, tokens_per_s=3000.0, peak=mm.device_peak("NVIDIA H100 80GB HBM3"))
+        >>> audit_run(facts).verdict
+        'impossible'
+    """
+
+    peak: DevicePeak | None = None
+    precision: str = "bf16"
+    gpus: int = 1
+    parameters: float | None = None
+    active_parameters: float | None = None
+    """Of a mixture of experts: those that one token passes through."""
+    layers: int | None = None
+    heads: int | None = None
+    """Query heads; grouped-query attention does not lower the FLOPs."""
+    head_width: int | None = None
+    sequence_length: int | None = None
+    is_causal: bool = True
+    recompute: float | str | None = None
+    """Share of the forward that is run again in backward (1.0: all), or ``"selective"``: attention's core alone."""
+    tokens_per_s: float | None = None
+    """Of all GPUs together."""
+    tokens_per_step: float | None = None
+    """Of all GPUs together, a whole optimizer step."""
+    step_s: float | None = None
+    device_flops_per_s: float | None = None
+    """Reported model FLOP/s of one GPU."""
+    reported_mfu: float | None = None
+    reported_peak_flops_per_s: float | None = None
+    """The peak that the reported MFU was made with."""
+    tokens: float | None = None
+    """Trained so far."""
+    elapsed_s: float | None = None
+    gpu_hours: float | None = None
+    price_per_gpu_hour: float | None = None
+    accumulate_grad_batches: int | None = None
+    series: LogSeries | None = None
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
+                raise ConfigurationError(f"RunFacts({f.name}={value!r}): a number of at least 0 was expected")
+        _positive(self)
+
+
+def _positive(facts: RunFacts) -> None:
+    """What is divided by must not be zero."""
+    for name in ("gpus", "elapsed_s", "step_s", "gpu_hours", "parameters", "tokens_per_s", "reported_peak_flops_per_s"):
+        if getattr(facts, name) == 0:
+            raise ConfigurationError(
+                f"RunFacts({name}=0): a number above 0 was expected; a time of zero gives no rate. "
+                f"Leave it out where it is unknown."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What the audit found. Fractions are 0..1; unknown is None and ``notes`` say why."""
+
+    verdict: str
+    """``"plausible"``, ``"suspicious"`` or ``"impossible"``."""
+    mfu: float | None = None
+    """The best of the figures below: exact, else PaLM's, else 6 N D, else the reported FLOP/s over the peak."""
+    mfu_6nd: float | None = None
+    mfu_palm: float | None = None
+    mfu_exact: float | None = None
+    """With attended pairs of causal attention only."""
+    hfu: float | None = None
+    reported_mfu: float | None = None
+    tokens_per_s: float | None = None
+    flops_per_token: float | None = None
+    device_flops_per_s: float | None = None
+    peak_flops_per_s: float | None = None
+    peak_source: str = ""
+    device_name: str = ""
+    precision: str = ""
+    gpus: int = 1
+    gpu_hours: float | None = None
+    cost: float | None = None
+    rows: int = 0
+    """Rows of the log that were judged."""
+    impossible_rows: int = 0
+    first_impossible_step: float | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_impossible(self) -> bool:
+        """True when physics forbids what was computed or what was reported."""
+        return self.verdict == "impossible"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**values, "diagnoses": [d.to_dict() for d in self.diagnoses], "notes": list(self.notes)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """FLOPs of a token by each formula; None where the shapes are unknown."""
+
+    six_n: float | None
+    palm: float | None
+    exact: float | None
+    attention_exact: float
+
+    @property
+    def best(self) -> float | None:
+        return self.exact or self.palm or self.six_n
+
+
+def audit_run(facts: RunFacts) -> AuditReport:
+    """Judge a run by what is known of it.
+
+    Args:
+        facts: numbers, and the log if there is one.
+
+    Returns:
+        MFU by each formula that the facts allow, the verdict, the suspected faults, GPU-hours and cost.
+
+    Raises:
+        ConfigurationError: the facts hold nothing that can be judged.
+
+    Example:
+        PaLM 540B from its published inputs: 0.457 by 6 N D, 0.462 by its own formula.
+    """
+    figures = _flops_per_token(facts)
+    tokens_per_s = _tokens_per_s(facts)
+    mfu_of = _MfuOf(facts, tokens_per_s)
+    mfu = mfu_of(figures.best)
+    reported = _reported_mfu(facts)
+    if mfu is None and reported is None:
+        raise ConfigurationError(_nothing_to_judge(facts))
+    hfu = _hfu(facts, figures, mfu)
+    diagnoses = _diagnoses(facts, figures, mfu, hfu, tokens_per_s)
+    rows = _row_mfus(facts, figures)
+    impossible = [step for step, value in rows if value > 1.05]
+    return AuditReport(
+        verdict=_verdict(mfu, hfu, reported, diagnoses, impossible),
+        mfu=mfu,
+        mfu_6nd=mfu_of(figures.six_n) if tokens_per_s else None,
+        mfu_palm=mfu_of(figures.palm) if tokens_per_s else None,
+        mfu_exact=mfu_of(figures.exact) if tokens_per_s else None,
+        hfu=hfu,
+        reported_mfu=reported,
+        tokens_per_s=tokens_per_s,
+        flops_per_token=figures.best,
+        device_flops_per_s=mfu * _peak(facts) if mfu is not None else None,
+        peak_flops_per_s=_peak(facts) or None,
+        peak_source=facts.peak.source if facts.peak else "",
+        device_name=facts.peak.device_name if facts.peak else "",
+        precision=facts.precision,
+        gpus=facts.gpus,
+        gpu_hours=_gpu_hours(facts, figures, tokens_per_s),
+        cost=_cost(facts, figures, tokens_per_s),
+        rows=len(rows),
+        impossible_rows=len(impossible),
+        first_impossible_step=impossible[0] if impossible else None,
+        diagnoses=diagnoses,
+        notes=_notes(facts, figures, tokens_per_s),
+    )
+
+
+def _nothing_to_judge(facts: RunFacts) -> str:
+    """What is missing, for the message."""
+    if not _peak(facts):
+        seen = "no device" if facts.peak is None else f"no {facts.precision} peak of {facts.peak.device_name}"
+        return f"{seen} was given, so there is no MFU; give one such as --gpu 'H100 SXM' --precision bf16"
+    has_n, has_rate = facts.parameters or facts.active_parameters, _tokens_per_s(facts)
+    missing = [] if has_n else ["parameters (--params 70B)"]
+    if not has_rate:
+        missing.append("a rate (--tokens-per-s 3000, --tokens-per-step and --step-time, or --tokens and --gpu-hours)")
+    return (
+        f"nothing to judge: {' and '.join(missing)} missing. Or give what was reported: --reported-mfu 46.2% or "
+        "--flops-per-s-per-gpu 430T, or a log with such a column"
+    )
+
+
+def _flops_per_token(facts: RunFacts) -> _Figures:
+    n = facts.active_parameters or facts.parameters
+    shape = (facts.layers, facts.heads, facts.head_width, facts.sequence_length)
+    if n is None:
+        return _Figures(six_n=None, palm=None, exact=None, attention_exact=0.0)
+    layers, heads, head_width, length = shape
+    if layers is None or heads is None or head_width is None or length is None:
+        return _Figures(six_n=6 * n, palm=None, exact=None, attention_exact=0.0)
+    palm = palm_flops_per_token(round(n), layers=layers, heads=heads, head_width=head_width, sequence_length=length)
+    square = palm - 6 * round(n)
+    attended = square * (length + 1) / (2 * length) if facts.is_causal else float(square)
+    return _Figures(six_n=6 * n, palm=float(palm), exact=6 * n + attended, attention_exact=attended)
+
+
+def _tokens_per_s(facts: RunFacts) -> float | None:
+    """Given, else by step, else by the log's median, else by what was trained in the time that it took."""
+    series = facts.series or LogSeries()
+    if facts.tokens_per_s is not None:
+        return facts.tokens_per_s
+    if facts.tokens_per_step and facts.step_s:
+        return facts.tokens_per_step / facts.step_s
+    if series.tokens_per_s:
+        return statistics.median(series.tokens_per_s)
+    if facts.tokens_per_step and series.step_s:
+        return facts.tokens_per_step / statistics.median(series.step_s)
+    elapsed_s = facts.elapsed_s or (facts.gpu_hours * _SECONDS_PER_HOUR / facts.gpus if facts.gpu_hours else None)
+    return facts.tokens / elapsed_s if facts.tokens and elapsed_s else None
+
+
+def _peak(facts: RunFacts) -> float:
+    return (facts.peak.flops_per_s_by_precision.get(facts.precision) if facts.peak else None) or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _MfuOf:
+    """FLOPs of a token -> MFU; without tokens/s the reported FLOP/s decide."""
+
+    facts: RunFacts
+    tokens_per_s: float | None
+
+    def __call__(self, flops_per_token: float | None) -> float | None:
+        peak = _peak(self.facts)
+        if not peak:
+            return None
+        if flops_per_token is not None and self.tokens_per_s is not None:
+            return flops_per_token * self.tokens_per_s / (self.facts.gpus * peak)
+        flops = self.facts.device_flops_per_s
+        return flops / peak if flops is not None else None
+
+
+def _reported_mfu(facts: RunFacts) -> float | None:
+    if facts.reported_mfu is not None:
+        return facts.reported_mfu
+    series = facts.series
+    return statistics.median(series.mfu) if series and series.mfu else None
+
+
+def _hfu(facts: RunFacts, figures: _Figures, mfu: float | None) -> float | None:
+    factor = _hardware_factor(facts, figures)
+    return mfu * factor if mfu is not None and factor is not None else None
+
+
+def _hardware_factor(facts: RunFacts, figures: _Figures) -> float | None:
+    """Hardware over model FLOPs by the share of the forward that runs again; None where nothing was said of it."""
+    if facts.recompute is None:
+        return None
+    if isinstance(facts.recompute, str):
+        best = figures.best
+        return 1 + _FORWARD_SHARE * figures.attention_exact / best if best and figures.attention_exact else None
+    return 1 + _FORWARD_SHARE * facts.recompute
+
+
+def _gpu_hours(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> float | None:
+    """Given, else GPUs x time so far, else what the tokens take at this rate, or at the reported MFU."""
+    if facts.gpu_hours is not None:
+        return facts.gpu_hours
+    seconds = facts.elapsed_s or _log_seconds(facts.series)
+    if seconds is None and facts.tokens and tokens_per_s:
+        seconds = facts.tokens / tokens_per_s
+    if seconds is not None:
+        return facts.gpus * seconds / _SECONDS_PER_HOUR
+    mfu, peak = _reported_mfu(facts) or _MfuOf(facts, None)(None), _peak(facts)
+    if facts.tokens and figures.best and mfu and peak:
+        return facts.tokens * figures.best / (mfu * peak) / _SECONDS_PER_HOUR
+    return None
+
+
+def _log_seconds(series: LogSeries | None) -> float | None:
+    if series is None:
+        return None
+    if len(series.timestamps_s) > 1:
+        return max(series.timestamps_s) - min(series.timestamps_s)
+    return sum(series.step_s) if series.step_s else None
+
+
+def _cost(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> float | None:
+    hours = _gpu_hours(facts, figures, tokens_per_s)
+    return hours * facts.price_per_gpu_hour if hours is not None and facts.price_per_gpu_hour is not None else None
+
+
+def _row_mfus(facts: RunFacts, figures: _Figures) -> list[tuple[float | None, float]]:
+    """(step, MFU) of each row of the log: what it reports, and what its own rate gives where it reports none."""
+    series = facts.series
+    if series is None:
+        return []
+    values = series.mfu or tuple(m for t in _row_rates(facts) if (m := _MfuOf(facts, t)(figures.best)) is not None)
+    steps = series.steps if len(series.steps) == len(values) else tuple(range(len(values)))
+    return list(zip(steps, values, strict=True))
+
+
+def _row_rates(facts: RunFacts) -> tuple[float, ...]:
+    series = facts.series or LogSeries()
+    if series.tokens_per_s or not facts.tokens_per_step:
+        return series.tokens_per_s
+    return tuple(facts.tokens_per_step / s for s in series.step_s)
+
+
+def _diagnoses(
+    facts: RunFacts, figures: _Figures, mfu: float | None, hfu: float | None, tokens_per_s: float | None
+) -> tuple[Diagnosis, ...]:
+    """The checks on our own figure, with what was reported as a claim; without one of ours, on what was reported."""
+    reported = _reported_mfu(facts)
+    reading = _reading(facts, figures, mfu if mfu is not None else reported, hfu, tokens_per_s)
+    diagnoses = _replayed(facts.series)
+    diagnoses += list(check(reading, peak=facts.peak, evidence=_evidence(facts, reported if mfu is not None else None)))
+    if reported is not None and mfu is not None and facts.reported_peak_flops_per_s:
+        diagnoses = [*_reported_peak(facts, reported), *diagnoses]
+    if reported is not None and mfu is not None and reported > 1:
+        diagnoses.append(_reported_over_peak(reported, mfu))
+    distinct: dict[str, Diagnosis] = {}
+    for diagnosis in diagnoses:
+        distinct.setdefault(diagnosis.code, diagnosis)
+    distinct.pop("rate_is_none", None)  # what is missing is said in the notes, or is an error
+    return tuple(_named_inputs(d, facts, figures, tokens_per_s) for d in distinct.values())
+
+
+def _replayed(series: LogSeries | None) -> list[Diagnosis]:
+    """What the readings of our own log give when they are checked again: the first of each code."""
+    found: dict[str, Diagnosis] = {}
+    for reading in series.readings if series is not None else ():
+        for diagnosis in check(reading):
+            found.setdefault(diagnosis.code, diagnosis)
+    return list(found.values())
+
+
+def _reading(
+    facts: RunFacts, figures: _Figures, mfu: float | None, hfu: float | None, tokens_per_s: float | None
+) -> UtilizationReading:
+    """One second of one GPU, as a monitor would have read it."""
+    peak = _peak(facts)
+    flops = mfu * peak if mfu is not None and peak else None
+    palm = flops * figures.palm / figures.best if flops and figures.palm and figures.best else None
+    factor = _hardware_factor(facts, figures)
+    hardware = flops * factor if flops and factor else None
+    window = StepWindow(
+        first_step=0,
+        last_step=0,
+        steps=1,
+        elapsed_s=1.0,
+        wall_s=1.0,
+        tokens=round(tokens_per_s / facts.gpus) if tokens_per_s else None,
+        model_flops=round(flops) if flops else None,
+        palm_model_flops=round(palm) if palm else None,
+        hardware_flops=round(hardware) if hardware else None,
+        recompute_flops=round(hardware - flops) if hardware and flops else None,
+        world_size=facts.gpus,
+    )
+    return UtilizationReading(
+        window=window,
+        mfu=mfu,
+        hfu=hfu,
+        device_name=facts.peak.device_name if facts.peak else "",
+        precision=facts.precision,
+        peak_flops_per_s=peak or None,
+        peak_source=facts.peak.source if facts.peak else None,
+    )
+
+
+_HISTORY_POINTS = 50
+
+
+def _evidence(facts: RunFacts, reported: float | None) -> Evidence:
+    series = facts.series or LogSeries()
+    n, active = facts.parameters, facts.active_parameters
+    stride = max(1, len(series.mfu) // _HISTORY_POINTS)
+    history = zip(series.steps, series.mfu, strict=True) if len(series.steps) == len(series.mfu) else ()
+    return Evidence(
+        reported_mfu=reported or None,
+        parameters=n,
+        inactive_expert_parameters=n - active if n and active and active < n else None,
+        accumulate_grad_batches=facts.accumulate_grad_batches,
+        timestamps_s=series.timestamps_s,
+        mfu_history=tuple((round(step), value) for step, value in list(history)[::stride]),
+    )
+
+
+def _reported_peak(facts: RunFacts, reported: float) -> list[Diagnosis]:
+    """The peak behind what was reported, against the table's."""
+    used = facts.reported_peak_flops_per_s
+    reading = dataclasses.replace(
+        _reading(facts, _flops_per_token(facts), reported, None, None),
+        peak_flops_per_s=used,
+        peak_source="reported",
+    )
+    window = dataclasses.replace(reading.window, model_flops=None, palm_model_flops=None)
+    found = check(dataclasses.replace(reading, window=window), peak=facts.peak)
+    return [d for d in found if d.code in ("sparse_peak", "wrong_precision_peak", "wrong_device_peak")]
+
+
+def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
+    return Diagnosis(
+        code="mfu_over_peak",
+        severity="error" if reported > 1.05 else "note",
+        message=f"The reported MFU is {100 * reported:.1f}%; at most 100% was expected. By the inputs it is "
+        f"{100 * mfu:.1f}%.",
+        evidence={"reported_mfu": reported, "mfu": mfu},
+        likely_cause=f"The report is {reported / mfu:.3g} times what its inputs give.",
+        fix="Compare the FLOPs, the time and the peak behind the report with those printed here.",
+    )
+
+
+def _named_inputs(diagnosis: Diagnosis, facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> Diagnosis:
+    """An impossible MFU is told in the words of the inputs that were given; what a clock explains stays as it is."""
+    is_impossible = diagnosis.code == "mfu_over_peak" and diagnosis.severity == "error"
+    if not is_impossible or "reported_mfu" in diagnosis.evidence or figures.best is None or tokens_per_s is None:
+        return diagnosis
+    n, peak = facts.active_parameters or facts.parameters or 0, _peak(facts)
+    inputs = (
+        f"{n:,.4g} parameters, {tokens_per_s:,.4g} tokens/s on {facts.gpus} GPU{'s' if facts.gpus > 1 else ''}: "
+        f"{figures.best * tokens_per_s / facts.gpus / 1e12:,.4g} TFLOP/s a GPU, over {peak / 1e12:,.4g} TFLOP/s "
+        f"{facts.precision} dense ({diagnosis.evidence.get('peak_source')})"
+    )
+    return dataclasses.replace(
+        diagnosis,
+        message=f"{diagnosis.message.split(' (')[0]} from {inputs}. At most 100% is possible.",
+        likely_cause="Tokens/s of more GPUs than were given, tokens/s that were counted wrongly, parameters that one "
+        "token does not pass through, or another device or precision.",
+        fix="Check that tokens/s and the number of GPUs belong together, and give --active-params for experts.",
+    )
+
+
+def _verdict(
+    mfu: float | None,
+    hfu: float | None,
+    reported: float | None,
+    diagnoses: tuple[Diagnosis, ...],
+    impossible: list[float | None],
+) -> str:
+    if withheld(diagnoses) or impossible or any(v is not None and v > 1.05 for v in (mfu, hfu, reported)):
+        return "impossible"
+    is_high = any(v is not None and v > SUSPICIOUS_NOTE for v in (mfu, reported))
+    return "suspicious" if is_high or any(d.severity == "warning" for d in diagnoses) else "plausible"
+
+
+def _notes(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> tuple[str, ...]:
+    notes = []
+    if figures.six_n is not None and figures.palm is None and tokens_per_s is not None:
+        notes.append("attention is left out; give --layers, --heads, --head-width and --sequence-length to count it")
+    if isinstance(facts.recompute, float | int) and facts.recompute:
+        notes.append("HFU by the share of the forward that runs again; what really reruns depends on the checkpointing")
+    if facts.peak is not None and facts.peak.confidence == "low":
+        notes.append("the peak of this device is known with low confidence only")
+    if facts.series is not None and facts.series.skipped_rows:
+        notes.append(f"{facts.series.skipped_rows} rows without a usable number were left out")
+    return tuple(notes)

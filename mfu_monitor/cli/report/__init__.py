@@ -1,0 +1,1 @@
+"""The command ``report``: runs summed up, with their incidents."""

@@ -1,0 +1,101 @@
+"""``mfu-monitor report``: what runs achieved, their incidents with the cause, and where their GPU-hours went."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mfu_monitor.alerts import AlertConfig
+from mfu_monitor.cli.report.html_page import write_page
+from mfu_monitor.cli.report.read_runs import RunLog, read_runs
+from mfu_monitor.cli.report.rows import format_hours, summary_rows
+from mfu_monitor.cli.report.run_summary import IncidentSummary, RunSummary, summarize_run
+from mfu_monitor.errors import ConfigurationError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("report")(_report)
+
+
+def _report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that runs logged to.")],
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with plots.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    drop: Annotated[
+        float | None, typer.Option("--drop", help="Detect again, with this relative drop: 0.05; ignores logged alerts.")
+    ] = None,
+) -> None:
+    """Median, best and worst MFU, goodput, GPU-hours, incidents with their causes, runs side by side.
+
+    Reads the monitor's JSON lines, or TensorBoard's files where there are none.
+    """
+    logs = _named_apart([log for path in run_dirs for log in read_runs(path)])
+    config = AlertConfig(drop=drop) if drop is not None else None
+    summaries = [_summary(log, config) for log in logs]
+    if html is not None:
+        _write(html, lambda: write_page(html, logs, summaries))
+    if as_json:
+        print(json.dumps([summary.to_dict() for summary in summaries]))
+    else:
+        _print(summaries, html)
+
+
+def _summary(log: RunLog, config: AlertConfig | None) -> RunSummary:
+    alerts = log.alerts if config is None else None
+    return summarize_run(
+        log.name, log.readings, alerts, readings_before=log.readings_before, source=log.source, config=config
+    )
+
+
+def _named_apart(logs: Sequence[RunLog]) -> list[RunLog]:
+    """Runs whose directories have the same name are told apart by their source."""
+    names = [log.name for log in logs]
+    return [dataclasses.replace(log, name=log.source) if names.count(log.name) > 1 else log for log in logs]
+
+
+def _write(path: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--html {str(path)!r} cannot be written ({error.strerror or error}). "
+            "Give a file in a directory that exists and that you may write to, for example --html report.html."
+        ) from error
+
+
+def _print(summaries: Sequence[RunSummary], html: Path | None) -> None:
+    console = Console()
+    table = Table(title="Runs side by side" if len(summaries) > 1 else None)
+    table.add_column("")
+    for summary in summaries:
+        table.add_column(escape(summary.name), overflow="fold")
+    for title, cells in summary_rows(summaries):
+        table.add_row(title, *map(escape, cells))
+    console.print(table)
+    for summary in summaries:
+        for incident in summary.incidents:
+            console.print(f"\n[bold]{escape(_heading(summary.name, incident))}[/bold]")
+            console.print(escape(incident.alert.message))
+        for change in summary.changes:
+            console.print(f"\n[bold]{escape(summary.name)}, change at step {change.step}[/bold]")
+            console.print(escape(change.message))
+    if html is not None:
+        console.print(f"\nPage with plots: {escape(str(html))}")
+
+
+def _heading(name: str, incident: IncidentSummary) -> str:
+    first = incident.alert.first_step if incident.alert.first_step is not None else incident.alert.step
+    end = "recovered" if incident.recovered else "not recovered"
+    lost = format_hours(incident.lost_gpu_hours)
+    return f"{name}, {incident.alert.kind}, steps {first}-{incident.last_step}, {end}, {lost} of devices lost"

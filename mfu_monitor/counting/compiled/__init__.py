@@ -1,0 +1,1 @@
+"""Counting of compiled graphs: their text, their products, their runs."""

@@ -1,0 +1,165 @@
+"""Products that the compiler rewrote: fused to attention, padded, or turned into multiplications and a sum.
+
+Products of attention written by hand may become one attention call (``torch/_inductor/fx_passes/fuse_attention.py``).
+Inductor pads products on accelerators (``torch/_inductor/fx_passes/pad_mm.py``): the model needs the unpadded sizes,
+the rest is executed all the same. And it runs products with a side of length 1 as elementwise code
+(``torch/_inductor/decomposition.py``: ``mm``, ``addmm``, ``bmm``): the mathematics is the same product, so it counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from mfu_monitor.counting.compiled.graph import GraphNode, TextGraph
+from mfu_monitor.counting.compiled.values import GraphValues
+from mfu_monitor.formulas.cost import OpCost
+
+__all__ = ["as_written", "decomposed_products", "unpadded_share"]
+
+_FIRST_OPERAND = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
+
+
+def as_written(node: GraphNode, cost: OpCost) -> OpCost:
+    """The cost of attention that the compiler made of products written by hand: those products, dense, as in eager.
+
+    A node that a pattern of the compiler put in is named after its overload (``..._default``); one that the user called
+    is named after the operator.
+    """
+    packet = node.target.removesuffix(".default").rpartition(".")[2]
+    is_made = node.name.startswith(f"{packet}_default") and "scaled_dot_product" in packet
+    if not is_made or cost.palm_flops is None:
+        return cost
+    executed = cost.flops + cost.masked_flops + cost.kernel_recompute_flops
+    rest = executed - cost.palm_flops  # the kernel's own recomputation of the dense products
+    return dataclasses.replace(
+        cost, flops=cost.palm_flops, palm_flops=None, masked_flops=0, kernel_recompute_flops=max(0, rest)
+    )
+
+
+def unpadded_share(graph: TextGraph, node: GraphNode, values: GraphValues) -> Fraction:
+    """The part of a product's FLOPs that its operands had before the compiler padded them; 1 where it did not.
+
+    The compiler pads with zeros at the end of dimensions and cuts its padding off the result. Padding that the user
+    wrote is not cut off, or pads one operand only: it stays counted, as in eager.
+    """
+    first = _FIRST_OPERAND.get(node.target)
+    if first is None or not isinstance(node.call, ast.Call) or len(node.call.args) < first + 2:
+        return Fraction(1)
+    left, right = (a.id if isinstance(a, ast.Name) else "" for a in (node.call.args[first], node.call.args[first + 1]))
+    left_sizes, right_sizes = _sizes(values, left), _sizes(values, right)
+    if left_sizes is None or right_sizes is None:
+        return Fraction(1)
+    rows, inner = left_sizes[-2:]
+    columns = right_sizes[-1]
+    left_padding, right_padding = _padding(graph, left), _padding(graph, right)
+    cut = _cut_result(graph, node, values)
+    used_rows = rows - left_padding[0] if cut and cut[0] == rows - left_padding[0] else rows
+    used_columns = columns - right_padding[1] if cut and cut[1] == columns - right_padding[1] else columns
+    used_inner = inner - left_padding[1] if left_padding[1] == right_padding[0] else inner
+    return Fraction(used_rows * used_inner * used_columns, max(1, rows * inner * columns))
+
+
+def _sizes(values: GraphValues, name: str) -> tuple[int, ...] | None:
+    tensor = values.tensor(name)
+    return None if tensor is None or tensor.dim() < 2 else tuple(tensor.shape)
+
+
+def _padding(graph: TextGraph, name: str) -> tuple[int, int]:
+    """Zeros appended to the last two dimensions: (rows, columns)."""
+    node = graph.nodes.get(name)
+    swapped = False
+    while node is not None and node.target == "aten.permute.default" and _swaps_last_two(node):
+        swapped = not swapped
+        node = graph.nodes.get(node.inputs[0])
+    if node is None or node.target != "aten.constant_pad_nd.default" or not isinstance(node.call, ast.Call):
+        return (0, 0)
+    try:
+        lengths = ast.literal_eval(node.call.args[1])
+        value = ast.literal_eval(node.call.args[2]) if len(node.call.args) > 2 else 0
+    except ValueError:  # padded by a symbolic length: the compiler pads by known ones only
+        return (0, 0)
+    if value != 0 or any(lengths[0::2]) or any(lengths[4:]):
+        return (0, 0)
+    columns, rows = lengths[1], lengths[3] if len(lengths) > 3 else 0
+    return (columns, rows) if swapped else (rows, columns)
+
+
+def _cut_result(graph: TextGraph, node: GraphNode, values: GraphValues) -> tuple[int, int] | None:
+    """Sizes of the result after slices have cut it; None where something else reads it whole."""
+    sizes = None
+    name = node.name
+    while True:
+        readers = [n for n in graph.nodes.values() if name in n.inputs]
+        if len(readers) != 1 or not readers[0].target.startswith("aten.slice"):
+            break
+        name = readers[0].name
+        sizes = _sizes(values, name)
+    return None if sizes is None else (sizes[-2], sizes[-1])
+
+
+# --- products run as elementwise code --------------------------------------------------------------------------------
+
+
+def decomposed_products(graph: TextGraph, values: GraphValues) -> dict[str, int]:
+    """FLOPs of products that were turned into multiplications, by the node that multiplies.
+
+    Told from multiplications that the user wrote by what ``mm`` and ``bmm`` leave behind: an operand whose last two
+    dimensions were just swapped, as backward does and ``nn.Linear`` does to its weight, or the pair of dimensions that
+    the decomposition itself adds or drops.
+    """
+    found: dict[str, int] = {}
+    for node in graph.nodes.values():
+        if node.target != "aten.mul.Tensor" or len(node.inputs) != 2:
+            continue
+        shapes = [t.shape for t in (values.tensor(name) for name in node.inputs) if t is not None]
+        result = values.tensor(node.name)
+        if len(shapes) == 2 and result is not None and _is_decomposed(graph, node, shapes):
+            found[node.name] = 2 * math.prod(result.shape)
+    return found
+
+
+def _is_decomposed(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequence[int]]) -> bool:
+    makers = [_maker(graph, name) for name in node.inputs]
+    is_swapped = any(m is not None and _swaps_last_two(m) for m in makers)
+    left, right = shapes
+    rank = len(left)
+    if rank != len(right):
+        return False
+    if rank in (2, 3) and left[-1] == right[-2] == 1 and left[-2] > 1 < right[-1]:
+        return is_swapped  # K = 1: an outer product
+    sums = list(_sums_over(graph, node.name))
+    if rank == 2 and left[-1] == 1 and left[0] == right[0] and is_swapped:
+        return sums == [[0]]  # M = 1: (a^T * B).sum(0)
+    if all(m is not None and m.target == "aten.unsqueeze.default" for m in makers):
+        is_vector = rank in (3, 4) and (left[-3] == 1 or right[-1] == 1)
+        return is_vector and left[-1] == right[-3] == 1 and sums == [[rank - 2]]
+    dropped = [m is not None and m.target.startswith("aten.squeeze") for m in makers]
+    return all(dropped) and tuple(left) == tuple(right) and sums in ([[0]], [[1]]) and rank in (1, 2)
+
+
+def _maker(graph: TextGraph, name: str) -> GraphNode | None:
+    """What made a tensor, casts apart."""
+    node = graph.nodes.get(name)
+    while node is not None and node.target.startswith("prims.convert_element_type") and node.inputs:
+        node = graph.nodes.get(node.inputs[0])
+    return node
+
+
+def _swaps_last_two(node: GraphNode) -> bool:
+    if node.target != "aten.permute.default" or not isinstance(node.call, ast.Call):
+        return False
+    order = ast.unparse(node.call.args[1])
+    return order in ("[1, 0]", "[0, 2, 1]")
+
+
+def _sums_over(graph: TextGraph, name: str) -> Iterator[list[int]]:
+    """Dimensions of every sum that reads a tensor; an empty list for any other reader."""
+    for node in graph.nodes.values():
+        if name not in node.inputs:
+            continue
+        is_sum = node.target == "aten.sum.dim_IntList" and isinstance(node.call, ast.Call)
+        yield list(ast.literal_eval(node.call.args[1])) if is_sum and isinstance(node.call, ast.Call) else []

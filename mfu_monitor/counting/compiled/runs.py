@@ -1,0 +1,143 @@
+"""Counts compiled graphs as they run:
+phase from the call's surroundings, modules from the parameters a product reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mfu_monitor.counting.compiled.attention import Score
+from mfu_monitor.counting.compiled.graph import TextGraph
+from mfu_monitor.counting.compiled.modules import modules_of
+from mfu_monitor.counting.compiled.products import CompiledProduct, CompiledRun, count_graph
+from mfu_monitor.counting.frames import CallSite
+from mfu_monitor.counting.ledger import Entry, Ledger
+from mfu_monitor.counting.step_record import Phase
+
+__all__ = ["CompiledCounter", "RunSite", "reads_gradients"]
+
+FUSED = "inductor::fused"
+"""The operator name under which the bytes of fused regions are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSite:
+    """Where a compiled graph runs."""
+
+    phase: Phase
+    module_fqn: str
+    without_grad: bool
+    in_backward: bool
+    root_gradients: int = 0
+    """How many of the graph's first inputs are the gradients that compiled autograd's backward starts from."""
+
+
+@dataclass(slots=True)
+class _ForwardRun:
+    graph: TextGraph
+    modules: dict[int, str]
+    """Module by input position, for inputs that are parameters."""
+    scores: dict[str, Score]
+    nodes: dict[str, str]
+    """Module by tensor, around products without a weight."""
+
+
+class CompiledCounter:
+    """Prices runs of compiled graphs into a ledger.
+
+    Args:
+        ledger: where entries go.
+        module_of_parameter: name of the module that owns a tensor, None for tensors that are no parameters.
+    """
+
+    def __init__(self, ledger: Ledger, module_of_parameter: Callable[[torch.Tensor], str | None]) -> None:
+        self._ledger = ledger
+        self._module_of_parameter = module_of_parameter
+        self._forward_runs: list[_ForwardRun] = []
+        self._last_compiled_backward: int | None = None
+
+    def root_gradients(self, site: CallSite) -> int:
+        """How many of the next graph's first inputs are root gradients; 0 where that is not known.
+
+        Compiled autograd hands its first graph the root gradients first. Where its backward breaks into several graphs
+        the later ones do not say what is a gradient.
+        """
+        task = torch._C._current_graph_task_id()
+        if not site.in_compiled_autograd or task == self._last_compiled_backward:
+            return 0
+        self._last_compiled_backward = task
+        return site.differentiated
+
+    def saw_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, site: RunSite) -> None:
+        """A compiled graph is about to run."""
+        forward = self._take_forward_of(graph) if is_backward else None
+        with _disable_current_modes():
+            known = forward.scores if forward is not None else {}
+            run = count_graph(
+                graph, inputs, is_backward=is_backward, known_scores=known, root_gradients=site.root_gradients
+            )
+        owners = self._owners(inputs)
+        forward_owners, forward_nodes = (forward.modules, forward.nodes) if forward is not None else ({}, {})
+        modules, nodes = modules_of(graph, run.products, owners, forward_owners, forward_nodes, is_backward=is_backward)
+        for product in run.products:
+            self._ledger.add_product(_entry(product, modules.get(product.name, site.module_fqn), site, is_backward))
+        self._add_rest(run, site, is_backward=is_backward)
+        if not is_backward:
+            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes))
+
+    def _add_rest(self, run: CompiledRun, site: RunSite, *, is_backward: bool) -> None:
+        phase = Phase.BACKWARD if is_backward else site.phase
+        if run.fused_bytes:
+            self._ledger.add_quiet(FUSED, phase, site.module_fqn, (), run.fused_bytes, without_grad=site.without_grad)
+        for name, shapes in run.unsupported:
+            self._ledger.add_unsupported(name, site.module_fqn, phase, shapes)
+        for note in run.notes:
+            self._ledger.note(note)
+
+    def _owners(self, inputs: Sequence[Any]) -> dict[int, str]:
+        named = ((i, self._module_of_parameter(x)) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor))
+        return {i: name for i, name in named if name is not None}
+
+    def _take_forward_of(self, backward: TextGraph) -> _ForwardRun | None:
+        """The latest forward run whose inputs match this backward graph's outputs; the two share names."""
+        for position in range(len(self._forward_runs) - 1, -1, -1):
+            graph = self._forward_runs[position].graph
+            if len(graph.placeholders) == len(backward.outputs) and _agree(graph, backward):
+                return self._forward_runs.pop(position)
+        return None
+
+
+def _agree(forward: TextGraph, backward: TextGraph) -> bool:
+    for name, spec in backward.placeholders.items():
+        known = forward.spec_of(name)
+        if known is not None and spec is not None and not isinstance(spec, str) and known.shape != spec.shape:
+            return False
+    return True
+
+
+def reads_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether a parameter and its gradient are both among a graph's inputs: an optimizer's step, and no forward."""
+    parameters = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_leaf and x.requires_grad]
+    gradients = {id(p.grad) for p in parameters if p.grad is not None}
+    return any(id(x) in gradients for x in inputs)
+
+
+def _entry(product: CompiledProduct, module_fqn: str, site: RunSite, is_backward: bool) -> Entry:
+    phase = site.phase
+    if is_backward or site.root_gradients:
+        phase = Phase.RECOMPUTE if product.is_recomputed else Phase.BACKWARD
+    return Entry(
+        op=product.op,
+        phase=phase,
+        module_fqn=module_fqn,
+        precision=product.precision,
+        shapes=product.shapes,
+        cost=product.cost,
+        bytes_accessed=product.bytes_accessed,
+        without_grad=site.without_grad,
+    )

@@ -1,0 +1,134 @@
+"""The one place that touches private interfaces of torch's compiler.
+
+``CompiledFxGraph`` is what inductor hands out for every compiled graph, fresh or from the on-disk cache; it keeps the
+graph as text. For the length of a counted step its ``__call__`` tells us which graph runs. Nothing of the compiled
+model changes: no guard, no graph, no cache key. Where a torch has no such text the caller is told, and what it counts
+is a lower bound.
+
+Before torch 2.10 the compiler's guards notice any dispatch mode (pytorch/pytorch#164992), so each counted step of
+compiled code would compile once more. There the counted step runs in eager instead, which leaves compiled code as it
+is; the compiler's own recomputation is then not seen, and the record says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
+from mfu_monitor.counting.compiled.inline import inline_subgraphs
+
+__all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
+
+OnRun = Callable[[TextGraph, Sequence[Any], bool], None]
+OnUnknown = Callable[[str], None]
+
+_parsed: dict[str, TextGraph] = {}
+"""By text: a graph is parsed once however often it is counted."""
+
+
+def _graph_class() -> Any:
+    try:
+        from torch._inductor.output_code import CompiledFxGraph
+    except ImportError:
+        return None
+    return CompiledFxGraph
+
+
+def unavailable_reason() -> str | None:
+    """Why compiled graphs cannot be read with this torch; None where they can."""
+    graph_class = _graph_class()
+    if graph_class is None:
+        return "this torch has no torch._inductor.output_code.CompiledFxGraph"
+    if "inductor_post_grad_graph_str" not in getattr(graph_class, "__dataclass_fields__", {}):
+        return "this torch keeps no text of its compiled graphs (CompiledFxGraph.inductor_post_grad_graph_str)"
+    return None
+
+
+def guards_notice_modes(torch_version: str = torch.__version__) -> bool:
+    """True for a torch whose compiled code compiles anew under any dispatch mode: before 2.10."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    return (major, minor) < (2, 10)
+
+
+def eager_where_guards_notice_us() -> AbstractContextManager[Any]:
+    """Around a counted step: eager execution on a torch whose compiled code must not meet a mode, nothing elsewhere."""
+    if guards_notice_modes() and "torch._dynamo" in sys.modules:
+        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return eager
+    return nullcontext()
+
+
+class CompiledGraphWatch:
+    """Tells of every run of a compiled graph while attached.
+
+    Args:
+        on_run: called before a graph runs with its parsed text, its inputs, and whether it is a backward graph.
+        on_unknown: called with the reason before a graph runs that could not be read.
+    """
+
+    def __init__(self, on_run: OnRun, on_unknown: OnUnknown) -> None:
+        self._on_run = on_run
+        self._on_unknown = on_unknown
+        self._original: Any = None
+        self._local = threading.local()
+
+    @property
+    def is_inside_known_graph(self) -> bool:
+        """True on a thread that runs a graph which ``on_run`` was told of: its operators are already counted."""
+        return bool(getattr(self._local, "depth", 0))
+
+    def attach(self) -> None:
+        """Start to watch; does nothing where no compiler is there."""
+        graph_class = _graph_class()
+        if graph_class is None or self._original is not None:
+            return
+        original = self._original = graph_class.__call__
+        watch = self
+
+        def watched_call(compiled: Any, inputs: Sequence[Any]) -> Any:
+            known = watch._tell(compiled, inputs)
+            watch._local.depth = getattr(watch._local, "depth", 0) + known
+            try:
+                return original(compiled, inputs)
+            finally:
+                watch._local.depth -= known
+
+        graph_class.__call__ = watched_call
+
+    def detach(self) -> None:
+        """Put the compiler's own method back."""
+        if self._original is not None:
+            _graph_class().__call__ = self._original
+            self._original = None
+
+    def __enter__(self) -> CompiledGraphWatch:
+        self.attach()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.detach()
+
+    def _tell(self, compiled: Any, inputs: Sequence[Any]) -> bool:
+        try:
+            graph = _read(compiled)
+        except GraphParseError as error:
+            self._on_unknown(str(error))
+            return False
+        self._on_run(graph, inputs, bool((getattr(compiled, "fx_kwargs", None) or {}).get("is_backward", False)))
+        return True
+
+
+def _read(compiled: Any) -> TextGraph:
+    reason = unavailable_reason()
+    text = getattr(compiled, "inductor_post_grad_graph_str", None)
+    if reason is not None or not text:
+        raise GraphParseError(reason or "the compiled graph carries no text")
+    if text not in _parsed:
+        _parsed[text] = inline_subgraphs(parse_graph(text))
+    return _parsed[text]

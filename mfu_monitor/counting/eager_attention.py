@@ -1,0 +1,144 @@
+"""Recognises attention that the dispatcher sees only in pieces: the math path of scaled_dot_product_attention.
+
+That path decomposes before dispatch into ``bmm``, an added mask, ``_safe_softmax`` and ``bmm``. ``_safe_softmax``
+appears nowhere else, so a product whose result flows into it is Q K^T, and the product that takes its result is the one
+with V. Both are priced by the attended pairs, as every other backend is; what the dense products compute beyond is
+masked work. ``multi_head_attention_forward`` that is asked for its weights runs the same two products around a plain
+softmax; there the stack says that it is attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+
+from mfu_monitor.counting.autograd_links import ForwardLink
+from mfu_monitor.counting.frames import runs_inside
+from mfu_monitor.counting.ledger import Entry
+from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.formulas.attention_cost import UNREADABLE_MASK_NOTE
+from mfu_monitor.formulas.attention_masks import attended_pairs_of_scores
+from mfu_monitor.formulas.cost import OpCost
+
+__all__ = ["MathAttention", "split_by_attended"]
+
+T = TypeVar("T")
+
+SOFTMAX = "aten::_safe_softmax"
+PLAIN_SOFTMAX = "aten::_softmax"
+SCORE_STEPS = frozenset({"aten::add", "aten::add_", "aten::where", "aten::masked_fill", "aten::mul", "aten::div"})
+"""What may stand between Q K^T and the softmax."""
+PROBABILITY_STEPS = frozenset({"aten::native_dropout", "aten::mul", "aten::mul_", "aten::div_", "aten::_to_copy"})
+MASK_STEPS = frozenset({"aten::where", "aten::_to_copy", "aten::logical_not"})
+
+
+@dataclass(slots=True)
+class Product:
+    """A batched product that may turn out to be part of attention."""
+
+    entry: Entry
+    link: ForwardLink
+    mask_share: Fraction | None = None
+    """Share of attended pairs of a mask that was added, where its layout is known without its contents."""
+    is_masked: bool = False
+
+
+def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
+    """Price a dense product by the share of pairs that are attended; the rest is masked work the kernel does anyway."""
+    exact = int(cost.flops * attended)
+    return OpCost(exact, palm_flops=cost.flops, masked_flops=cost.flops - exact, precision=cost.precision)
+
+
+class MathAttention:
+    """Follows storages from a batched product through mask and softmax to the next product.
+
+    Args:
+        note: takes what a reader of the record should know.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._products: ByStorage[Product] = ByStorage()
+        self._probabilities: ByStorage[Fraction] = ByStorage()
+        self._lower_triangles: ByStorage[Fraction] = ByStorage()
+        """Share of True in masks made by ``ones().tril()``: known also where there is no content (meta tensors)."""
+
+    def saw_product(self, product: Product, operands: Sequence[torch.Tensor], output: torch.Tensor | None) -> None:
+        """A batched product ran: price it if it takes attention probabilities, else remember its result."""
+        share = self._probabilities.first(operands)
+        if share is not None:
+            _price(product, share)
+        elif output is not None:
+            self._products.set(output, product)
+
+    def saw_other(
+        self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], arguments: Sequence[Any] = ()
+    ) -> None:
+        """Any other operator ran: follow the chain from its operands to its outputs."""
+        if op == "aten::tril" and operands and outputs:
+            self._saw_lower_triangle(operands[0], outputs[0], arguments)
+        elif op == SOFTMAX or (op == PLAIN_SOFTMAX and self._is_of_attention_layer(operands)):
+            self._saw_softmax(operands[0], outputs[0])
+        elif op in SCORE_STEPS and (product := self._products.first(operands)) is not None:
+            self._follow(self._products, product, outputs)
+            if op in ("aten::add", "aten::add_"):
+                product.mask_share, product.is_masked = self._lower_triangles.first(operands), True
+        elif op in PROBABILITY_STEPS and (share := self._probabilities.first(operands)) is not None:
+            self._follow(self._probabilities, share, outputs)
+        elif op in MASK_STEPS and (share := self._lower_triangles.first(operands)) is not None:
+            self._follow(self._lower_triangles, share, outputs)
+
+    def _is_of_attention_layer(self, operands: Sequence[torch.Tensor]) -> bool:
+        return self._products.first(operands) is not None and runs_inside(functional.multi_head_attention_forward)
+
+    def _share_without_contents(self, product: Product | None) -> Fraction:
+        if product is not None and product.mask_share is not None:
+            return product.mask_share
+        if product is not None and (product.is_masked or product.entry.op == "aten::baddbmm"):
+            self._note(UNREADABLE_MASK_NOTE)
+        return Fraction(1)
+
+    @staticmethod
+    def _follow(table: ByStorage[T], value: T, outputs: Iterable[torch.Tensor]) -> None:
+        for output in outputs:
+            table.set(output, value)
+
+    def _saw_lower_triangle(self, square: torch.Tensor, kept: torch.Tensor, arguments: Sequence[Any]) -> None:
+        diagonal = arguments[1] if len(arguments) > 1 else 0
+        share = _lower_triangle_share(square)
+        if diagonal == 0 and share is not None:
+            self._lower_triangles.set(kept, share)
+
+    def _saw_softmax(self, scores: torch.Tensor, probabilities: torch.Tensor) -> None:
+        product = self._products.get(scores)
+        share = _attended_share(scores)
+        if share is None:
+            share = self._share_without_contents(product)
+        if product is not None:
+            _price(product, share)
+        self._probabilities.set(probabilities, share)
+
+
+def _price(product: Product, share: Fraction) -> None:
+    product.link.attended = share
+    product.entry.cost = split_by_attended(product.entry.cost, share)
+
+
+def _attended_share(scores: torch.Tensor) -> Fraction | None:
+    if scores.is_nested or scores.numel() == 0:
+        return None
+    pairs = attended_pairs_of_scores(scores)
+    return None if pairs is None else Fraction(pairs, scores.numel())
+
+
+def _lower_triangle_share(square: torch.Tensor) -> Fraction | None:
+    if square.dim() < 2 or square.numel() == 0:
+        return None
+    rows, columns = square.shape[-2:]
+    kept = sum(min(row + 1, columns) for row in range(rows))
+    return Fraction(kept, rows * columns)

@@ -1,0 +1,1 @@
+"""Which steps are counted, and what the others hold."""

@@ -1,0 +1,260 @@
+"""The counting stage of the monitor: which steps are counted, what they ran, and what the others are taken to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from mfu_monitor.config import MonitorConfig
+from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.guard import Stages, guarded
+from mfu_monitor.steps.batch import (
+    BatchCounts,
+    batch_counts,
+    batch_signature,
+    call_tokens_function,
+    resolve_tokens_function,
+)
+from mfu_monitor.steps.padding import PaddingCounter
+from mfu_monitor.steps.schedule import CountSchedule
+from mfu_monitor.steps.totals import SignatureEntry, StepLedger
+from mfu_monitor.steps.trainable import TrainableParameters
+
+__all__ = ["StepCounter", "StepOutcome"]
+
+_NO_EXCEPTION = (None, None, None)
+_MOST_SEARCHES = 8
+"""Counts spent in a row on a way of running that was seen but not counted; a rarer one is left to the random draws."""
+_UNREADABLE = "unreadable"
+"""Signature of every batch once one could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """How a step ended."""
+
+    excluded: str | None
+    """Why its time is left out: ``"compile"``, ``"counted"``; None if it is in the window."""
+    record: StepRecord | None
+    """What it ran, if it was counted."""
+    is_recompile: bool
+
+
+class StepCounter:
+    """Counts some steps and replays their counts for the others. A replayed step costs a look-up.
+
+    Args:
+        model: whose parameters and modules; None without names and signatures of parameters.
+        config: the options.
+        stages: where failures are kept.
+        counter_factory: makes a context manager with ``record``; ``FlopCounter`` by default.
+        compile_counter: a number that changes when something is compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        config: MonitorConfig,
+        stages: Stages,
+        *,
+        counter_factory: Callable[[nn.Module | None], Any] | None,
+        compile_counter: Callable[[], int],
+    ) -> None:
+        self.ledger = StepLedger()
+        self._model = model
+        self._stages = stages
+        self._every_step = config.count == "every_step"
+        self._make_counter = counter_factory or _flop_counter_factory(config)
+        self._compile_counter = compile_counter
+        self._schedule = CountSchedule(max_overhead=config.max_overhead, every_step=self._every_step)
+        self._tokens_function = resolve_tokens_function(config.tokens)
+        self._trainable = TrainableParameters(model)
+        self._padding = PaddingCounter() if config.count_padding else None
+        self._read_padding: Callable[[], Any] = lambda: None
+        self._padding_tokens: int | None = None
+        self._padding_sums: Any = None
+        self._counter: Any = None
+        self._has_compiled = False
+        self._has_counted = False
+        self._signature: Hashable = _UNREADABLE
+        self._phases: list[str] = []
+        self._entry = SignatureEntry()
+        self._counts = BatchCounts()
+        self._compiles_before = 0
+        self._began_s = 0.0
+
+    def share_budget(self, world_size: int) -> None:
+        """Tell how many ranks count, each at moments of its own; known once training begins."""
+        self._schedule.share_with(world_size)
+
+    @property
+    def records(self) -> dict[Hashable, StepRecord]:
+        """The latest count of each signature."""
+        return {signature: e.record for signature, e in self.ledger.entries.items() if e.record is not None}
+
+    def begin(self, batch: Any, extra: Any) -> None:
+        """A step begins: find what is known of its kind, and enter the counter if it is to be counted."""
+        self._signature, self._phases = _UNREADABLE, []
+        self._entry = self._find_entry(batch, extra) or self.ledger.entry(_UNREADABLE, BatchCounts())
+        self._counts = self._entry.counts if self._tokens_function is None else self._own_counts(batch)
+        if self._padding is not None:
+            self._padding_sums = self._measure(self._padding, batch)
+        self._compiles_before = self._compile_counter()
+        self._began_s = now_s = time.perf_counter()
+        if self._wants_count(now_s):
+            self._enter(batch)
+
+    @guarded("signature")
+    def _find_entry(self, batch: Any, extra: Any) -> SignatureEntry:
+        model = self._model
+        is_training = None if model is None else model.training
+        signature = (batch_signature(batch), extra, is_training, self._trainable.pattern())
+        self._signature = signature
+        entry = self.ledger.entries.get(signature)
+        if entry is not None:
+            return entry
+        counts = batch_counts(batch, read_contents=False)
+        return self.ledger.entry(signature, replace(counts, tokens=None) if self._tokens_function else counts)
+
+    def _own_counts(self, batch: Any) -> BatchCounts:
+        # Once the user's function has failed tokens are unknown: our own idea of them may be another one.
+        return self._call_tokens_function(batch) or BatchCounts(samples=self._entry.counts.samples)
+
+    @guarded("tokens")
+    def _call_tokens_function(self, batch: Any) -> BatchCounts:
+        assert self._tokens_function is not None
+        return call_tokens_function(self._tokens_function, batch)
+
+    @guarded("padding")
+    def _measure(self, padding: PaddingCounter, batch: Any) -> Any:
+        return padding.measure(batch)
+
+    @guarded("counting")
+    def _wants_count(self, now_s: float) -> bool:
+        entry = self._entry
+        is_known = entry.is_known
+        if not is_known and entry.recent:
+            entry.searches += 1
+            is_known = entry.searches > _MOST_SEARCHES
+        return self._schedule.wants_count(is_known=is_known, is_provisional=entry.is_unsettled, now_s=now_s)
+
+    @guarded("counting")
+    def _enter(self, batch: Any) -> None:
+        if self._padding is None:
+            self._measure_padding_share(batch)
+        counter = self._make_counter(self._model)
+        counter.__enter__()
+        self._counter = counter
+
+    @guarded("padding")
+    def _measure_padding_share(self, batch: Any) -> None:
+        once = PaddingCounter()
+        once.add(once.measure(batch))
+        self._read_padding, self._padding_tokens = once.take(), self._counts.tokens
+
+    def note_phase(self, name: str) -> None:
+        """A phase was marked in the step. Steps with other phases (no backward, two optimizers) ran something else."""
+        self._phases.append(name)
+
+    @guarded("signature")
+    def _entry_as_ran(self) -> SignatureEntry:
+        # Parameters too are asked again: a hook after ours, or the step itself, may have frozen some.
+        return self.ledger.as_ran(self._entry, self._signature, (*self._phases, self._trainable.pattern()))
+
+    def end(self, optimizer_step: bool | None) -> StepOutcome:
+        """The step ends: leave the counter, and add the step to the window or leave it out."""
+        self._entry = self._entry_as_ran() or self._entry
+        was_counted, is_new = self._counter is not None, not self._entry.recent
+        has_compiled = self._compile_counter() != self._compiles_before
+        record = self._leave(_NO_EXCEPTION) if was_counted else None
+        if record is not None:
+            self._keep(record, has_compiled)
+        excluded = self._excluded(was_counted, has_compiled)
+        self._note_time(was_counted, is_new, has_compiled)
+        self._account(excluded is not None, optimizer_step)
+        is_recompile = has_compiled and self._has_compiled
+        self._has_compiled |= has_compiled
+        self._has_counted |= was_counted
+        return StepOutcome(excluded, record, is_recompile)
+
+    def _excluded(self, was_counted: bool, has_compiled: bool) -> str | None:
+        if has_compiled:
+            return "compile"
+        # With every step counted a window would be empty: it then holds the cost of counting, but for the first step.
+        return "counted" if was_counted and not (self._every_step and self._has_counted) else None
+
+    def _leave(self, exc_info: Any) -> StepRecord | None:
+        # Not guarded by the stage: the counter must be left even if counting was turned off meanwhile.
+        counter, self._counter = self._counter, None
+        try:
+            counter.__exit__(*exc_info)
+            record: StepRecord = counter.record
+        except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
+            self._stages.fail("counting", error)
+            return None
+        return record
+
+    @guarded("counting")
+    def _keep(self, record: StepRecord, is_provisional: bool) -> None:
+        if self._tokens_function is not None:
+            self._entry.counts = self._counts
+        self._entry.add_record(record, is_provisional=is_provisional)
+        self._trainable.refresh()
+
+    @guarded("counting")
+    def _note_time(self, was_counted: bool, is_new: bool, has_compiled: bool) -> None:
+        seconds = time.perf_counter() - self._began_s
+        if was_counted:
+            self._schedule.add_counted(seconds, is_new=is_new, has_compiled=has_compiled)
+        elif not has_compiled:
+            self._schedule.add_uncounted(seconds)
+
+    @guarded("accounting")
+    def _account(self, is_excluded: bool, optimizer_step: bool | None) -> None:
+        self.ledger.add_step(self._entry, self._counts, is_excluded=is_excluded, optimizer_step=optimizer_step)
+        if self._padding is not None and not is_excluded and self._padding_sums is not None:
+            self._padding.add(self._padding_sums)
+
+    def abort(self, exc_info: Any = _NO_EXCEPTION) -> None:
+        """The step is not finished: nothing of it counts, and nothing of ours stays behind."""
+        if self._counter is not None:
+            self._leave(exc_info)
+
+    def take_window(self) -> Callable[[], dict[str, Any] | None]:
+        """Close the window: a function that gives its fields that are not time, or None while they are on their way."""
+        fields = self._take_fields() or {}
+        read = self._padding.take() if self._padding is not None else None
+
+        def work() -> dict[str, Any] | None:
+            sums = None if read is None else read()
+            if read is not None and sums is None:
+                return None
+            return self._with_padding({**fields, **(sums or {})})
+
+        return work
+
+    @guarded("accounting")
+    def _take_fields(self) -> dict[str, Any]:
+        return self.ledger.take_window()
+
+    def _with_padding(self, fields: dict[str, Any]) -> dict[str, Any]:
+        tokens, not_padding = fields.get("tokens"), fields.get("tokens_not_padding")
+        if not_padding is None:
+            sums = self._read_padding() or {}
+            tokens, not_padding = self._padding_tokens, sums.get("tokens_not_padding")
+        share = 1 - not_padding / tokens if tokens and not_padding is not None else None
+        return {**fields, "padding_share": share}
+
+
+def _flop_counter_factory(config: MonitorConfig) -> Callable[[nn.Module | None], Any]:
+    def make(model: nn.Module | None) -> Any:
+        # Imported on the first counted step: a monitor that is only made should cost nothing.
+        from mfu_monitor.counting.counter import FlopCounter
+
+        return FlopCounter(model, count_no_grad_as_model=config.count_no_grad_as_model)
+
+    return make

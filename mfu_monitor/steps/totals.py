@@ -1,0 +1,299 @@
+"""What the steps of a window held: tokens and FLOPs by signature, multiplied out only when the window closes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.steps.batch import BatchCounts
+
+__all__ = ["SignatureEntry", "StepLedger"]
+
+KEPT_COUNTS = 8
+"""Counts of one signature that its mean is over."""
+SETTLED_COUNTS = 4
+"""So many equal counts in a row, and older ones that differ are dropped: the work has changed for good (activation
+checkpointing switched on). In a loop that alternates this comes by chance once in eight."""
+
+MOST_WAYS = 64
+"""Ways in which steps of one signature may run before the rest share one entry (a line search of any length)."""
+
+MOST_SIGNATURES = 4096
+"""Signatures remembered; beyond it those that were never counted are forgotten. About a kilobyte each."""
+
+_PARTS = (
+    "model_flops",
+    "recompute_flops",
+    "kernel_recompute_flops",
+    "optimizer_flops",
+    "other_flops",
+    "palm_model_flops",
+)
+_HARDWARE_PARTS = _PARTS[:-1]
+_COUNT_FIELDS = ("tokens", "tokens_not_padding", "tokens_in_loss", "samples")
+_BY_PRECISION = ("model_flops_by_precision", "hardware_flops_by_precision")
+
+_Amounts = Mapping[tuple[str, str], int]
+"""Figures by (field of ``StepWindow``, precision or ``""``)."""
+
+
+def _amounts_of(record: StepRecord) -> _Amounts:
+    totals, by_dtype = record.totals, record.by_dtype()
+    return {
+        **{(name, ""): getattr(totals, name) for name in _PARTS},
+        **{("model_flops_by_precision", p): t.model_flops for p, t in by_dtype.items()},
+        **{("hardware_flops_by_precision", p): t.hardware_flops for p, t in by_dtype.items()},
+    }
+
+
+@dataclass(slots=True)
+class _Use:
+    """Steps of one signature in the window that is open."""
+
+    steps: int = 0
+    excluded: int = 0
+    own_counts: list[BatchCounts] = field(default_factory=list)
+    """Of steps whose tokens do not follow from the signature; the others hold ``SignatureEntry.counts`` each."""
+    own_counts_excluded: list[BatchCounts] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SignatureEntry:
+    """One signature: its counts, and its steps in the open window."""
+
+    counts: BatchCounts = field(default_factory=BatchCounts)
+    """What every batch of this shape holds."""
+    record: StepRecord | None = None
+    is_provisional: bool = False
+    recent: deque[_Amounts] = field(default_factory=lambda: deque(maxlen=KEPT_COUNTS))
+    use: _Use = field(default_factory=_Use)
+    ran: Hashable = None
+    """What its first step was seen to run (its phases, the parameters that needed gradients); None before that."""
+    others: dict[Hashable, SignatureEntry] = field(default_factory=dict)
+    """Steps of this signature that ran otherwise: a GAN that trains its generator on every fifth batch."""
+    searches: int = 0
+    """Counts spent on finding a way of running that was seen and never counted."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if a step was counted of each way in which steps of this signature were seen to run."""
+        return bool(self.recent) and all(other.recent for other in self.others.values())
+
+    @property
+    def is_unsettled(self) -> bool:
+        """True while a count of it, however the step ran, is provisional."""
+        return self.is_provisional or any(other.is_provisional for other in self.others.values())
+
+    def add_record(self, record: StepRecord, *, is_provisional: bool) -> None:
+        """Take a count. A provisional one (something compiled in the step) gives way to the next."""
+        if self.is_provisional:
+            self.recent.clear()
+        self.record, self.is_provisional = record, is_provisional
+        self.recent.append(_amounts_of(record))
+        last = list(self.recent)[-SETTLED_COUNTS:]
+        if len(last) == SETTLED_COUNTS and all(amounts == last[0] for amounts in last):
+            self.recent = deque(last, maxlen=KEPT_COUNTS)
+
+    @property
+    def has_varied(self) -> bool:
+        """True if counts of this signature differ."""
+        return any(amounts != self.recent[0] for amounts in self.recent)
+
+    @property
+    def spread(self) -> float | None:
+        """(max - min) / mean of the model FLOPs counted; None before the first count."""
+        flops = [amounts[("model_flops", "")] for amounts in self.recent]
+        return (max(flops) - min(flops)) * len(flops) / sum(flops) if sum(flops) else None
+
+    def amounts(self, steps: int) -> dict[tuple[str, str], int]:
+        """Figures of so many steps, from the mean of the counts; exact integers where they agree."""
+        names = {name for amounts in self.recent for name in amounts}
+        n = len(self.recent)
+        sums = {name: sum(amounts.get(name, 0) for amounts in self.recent) for name in names}
+        return {name: (steps * total + n // 2) // n for name, total in sums.items()}
+
+
+class StepLedger:
+    """Adds up what steps held, one addition a step, for the open window and for the run.
+
+    Example:
+        >>> ledger = StepLedger()
+        >>> entry = ledger.entry("signature", BatchCounts(tokens=16, samples=2))
+        >>> entry.add_record(record, is_provisional=False)
+        >>> ledger.add_step(entry, entry.counts, is_excluded=False)
+        >>> ledger.take_window()["tokens"]
+        16
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[Hashable, SignatureEntry] = {}
+        self._touched: list[SignatureEntry] = []
+        self._optimizer_steps: int | None = 0
+        self._excluded_optimizer_steps = 0
+        self._totals: dict[str, int | None] = dict.fromkeys(_TOTALS, 0)
+
+    def entry(self, signature: Hashable, counts: BatchCounts) -> SignatureEntry:
+        """The entry of a signature, made on first sight."""
+        found = self.entries.get(signature)
+        if found is None:
+            found = self.entries[signature] = SignatureEntry(counts=counts)
+        return found
+
+    def as_ran(self, entry: SignatureEntry, signature: Hashable, ran: Hashable) -> SignatureEntry:
+        """The entry of a step that has ended: what it ran is known only now, and may not be what the batch told.
+
+        Args:
+            entry: of the signature that the step began with.
+            signature: that signature.
+            ran: anything hashable that is seen of the step without counting it.
+        """
+        if entry.ran is None:
+            entry.ran = ran
+        if entry.ran == ran:
+            return entry
+        if ran not in entry.others and len(entry.others) >= MOST_WAYS:
+            ran = "rest"
+        if ran not in entry.others:
+            entry.others[ran] = self.entry((signature, ran), entry.counts)
+        return entry.others[ran]
+
+    def add_step(
+        self, entry: SignatureEntry, counts: BatchCounts, *, is_excluded: bool, optimizer_step: bool | None = None
+    ) -> None:
+        """One training batch has ended; an excluded one is in the run's totals and in no window."""
+        use = entry.use
+        if not (use.steps or use.excluded):
+            self._touched.append(entry)
+        if is_excluded:
+            use.excluded += 1
+        else:
+            use.steps += 1
+        if counts is not entry.counts:
+            (use.own_counts_excluded if is_excluded else use.own_counts).append(counts)
+        self._add_optimizer_step(optimizer_step, is_excluded)
+
+    def _add_optimizer_step(self, optimizer_step: bool | None, is_excluded: bool) -> None:
+        if optimizer_step is None:
+            self._optimizer_steps = None
+        elif is_excluded:
+            self._excluded_optimizer_steps += optimizer_step
+        elif self._optimizer_steps is not None:
+            self._optimizer_steps += optimizer_step
+
+    def take_window(self) -> dict[str, Any]:
+        """Close the window: its fields of ``StepWindow`` that are not time. The next one starts empty."""
+        included = [(entry, entry.use.steps, entry.use.own_counts) for entry in self._touched if entry.use.steps]
+        fields = {
+            **self._held(included),
+            "optimizer_steps": self._optimizer_steps,
+            "is_lower_bound": any(entry.record is not None and entry.record.is_lower_bound for entry, _, _ in included),
+            "is_sampled": any(not entry.recent or entry.has_varied for entry, _, _ in included),
+            "flops_spread": max((entry.spread or 0.0 for entry, _, _ in included if entry.recent), default=None),
+        }
+        self._totals = self.totals
+        for entry in self._touched:
+            entry.use = _Use()
+        self._touched = []
+        self._optimizer_steps, self._excluded_optimizer_steps = 0, 0
+        self._forget_uncounted()
+        return fields
+
+    def _forget_uncounted(self) -> None:
+        # Batches of ever new lengths: a signature that was never counted holds nothing worth its memory.
+        if len(self.entries) > MOST_SIGNATURES:
+            self.entries = {signature: entry for signature, entry in self.entries.items() if entry.recent}
+
+    @property
+    def totals(self) -> dict[str, int | None]:
+        """The run's sums over all training batches, excluded ones too; None where one of them is not known."""
+        uses = [
+            (entry, entry.use.steps + entry.use.excluded, entry.use.own_counts + entry.use.own_counts_excluded)
+            for entry in self._touched
+        ]
+        optimizer_steps = self._optimizer_steps
+        new: dict[str, Any] = {
+            **self._held(uses),
+            "steps": sum(steps for _, steps, _ in uses),
+            "optimizer_steps": None if optimizer_steps is None else optimizer_steps + self._excluded_optimizer_steps,
+        }
+        return {name: _plus(old, new[name]) for name, old in self._totals.items()} if uses else dict(self._totals)
+
+    def load_totals(self, totals: Mapping[str, int | None]) -> None:
+        """Go on from the sums of an earlier run."""
+        self._totals = {name: totals.get(name, 0) for name in _TOTALS}
+
+    def _held(self, uses: list[tuple[SignatureEntry, int, list[BatchCounts]]]) -> dict[str, Any]:
+        counts = {
+            name: _sum_known(part for entry, steps, own in uses for part in _parts_of(name, entry, steps, own))
+            for name in _COUNT_FIELDS
+        }
+        return {**counts, **self._flops(uses)}
+
+    def _flops(self, uses: list[tuple[SignatureEntry, int, list[BatchCounts]]]) -> dict[str, Any]:
+        sums: dict[tuple[str, str], int] = {}
+        is_complete = all(entry.recent for entry, _, _ in uses)
+        counted = [] if is_complete else [entry for entry in self.entries.values() if entry.recent]
+        for entry, steps, own in uses:
+            amounts = entry.amounts(steps) if entry.recent else _estimate(counted, entry, steps, own)
+            if amounts is None:
+                return dict.fromkeys((*_PARTS, "hardware_flops"))
+            for name, amount in amounts.items():
+                sums[name] = sums.get(name, 0) + amount
+        if not uses:
+            return dict.fromkeys((*_PARTS, "hardware_flops"))
+        return _window_fields(sums)
+
+
+_TOTALS = ("steps", "optimizer_steps", *_COUNT_FIELDS, *_PARTS, "hardware_flops")
+
+
+def _parts_of(name: str, entry: SignatureEntry, steps: int, own: list[BatchCounts]) -> Iterable[int | None]:
+    of_signature = steps - len(own)
+    if of_signature:
+        value = getattr(entry.counts, name)
+        yield None if value is None else value * of_signature
+    for counts in own:
+        yield getattr(counts, name)
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    """The sum, or None if nothing or something unknown is in it."""
+    known = list(values)
+    return sum(v for v in known if v is not None) if known and None not in known else None
+
+
+def _estimate(
+    counted: Sequence[SignatureEntry], entry: SignatureEntry, steps: int, own: list[BatchCounts]
+) -> dict[tuple[str, str], int] | None:
+    """Figures of a signature that was never counted, by the counted ones' FLOPs per token, sample or step."""
+    amounts = [other.amounts(1) for other in counted]
+    for name in ("tokens", "samples"):
+        mine = _sum_known(_parts_of(name, entry, steps, own))
+        theirs = _sum_known(getattr(other.counts, name) for other in counted)
+        if mine is not None and theirs:
+            return _scaled_sum(amounts, mine, theirs)
+    return _scaled_sum(amounts, steps, len(counted)) if counted else None
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _scaled_sum(
+    parts: list[dict[tuple[str, str], int]], numerator: int, denominator: int
+) -> dict[tuple[str, str], int]:
+    names = {name for part in parts for name in part}
+    sums = {name: sum(part.get(name, 0) for part in parts) for name in names}
+    return {name: (total * numerator + denominator // 2) // denominator for name, total in sums.items()}
+
+
+def _window_fields(sums: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: sums.get((name, ""), 0) for name in _PARTS}
+    # Added up here, so that the identity of the parts holds after rounding means, too.
+    fields["hardware_flops"] = sum(fields[name] for name in _HARDWARE_PARTS)
+    for group in _BY_PRECISION:
+        fields[group] = {precision: v for (name, precision), v in sorted(sums.items()) if name == group}
+    return fields
