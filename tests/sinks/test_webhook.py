@@ -27,7 +27,9 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         self.statuses: list[int] = []
-        self.delay_s = 0.0
+        self.answers = threading.Event()
+        """While it is not set, requests are taken and not answered."""
+        self.answers.set()
         self.headers: dict[str, str] = {}
         server = self
 
@@ -35,7 +37,7 @@ class Server:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 server.requests.append((self.path, dict(self.headers), json.loads(body)))
-                time.sleep(server.delay_s)
+                server.answers.wait()
                 self.send_response(server.statuses.pop(0) if server.statuses else 200)
                 for name, value in server.headers.items():
                     self.send_header(name, value)
@@ -58,6 +60,7 @@ class Server:
         return f"http://127.0.0.1:{self.http.server_address[1]}/{SECRET}"
 
     def close(self) -> None:
+        self.answers.set()
         self.http.shutdown()
         self.http.server_close()
 
@@ -74,10 +77,10 @@ def alert(text: str = "MFU fell", step: int = 7) -> Event:
 
 
 def sink_to(url: str, **options: Any) -> WebhookSink:
-    return WebhookSink(url, **{"timeout_s": 0.3, "retries": 1, "backoff_s": 0.01} | options)
+    return WebhookSink(url, **{"timeout_s": 60.0, "retries": 1, "backoff_s": 0.01} | options)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened in time"
@@ -87,7 +90,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 def test_an_alert_arrives_as_slack_json(server: Server) -> None:
     sink = sink_to(server.url, run_name="gpt-7b")
     sink.emit(alert("MFU 45% -> 36% & falling"))
-    sink.close()
+    sink.close(timeout_s=60.0)
     [(path, headers, body)] = server.requests
     assert path == f"/{SECRET}"
     assert headers["Content-Type"].startswith("application/json")
@@ -99,7 +102,7 @@ def test_only_the_wanted_kinds_are_posted(server: Server) -> None:
     sink = sink_to(server.url, kinds=("alert", "diagnosis"))
     for kind in ("reading", "alert", "record", "diagnosis"):
         sink.emit(Event(kind=kind, step=1, text=kind))
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert [body["text"] for _, _, body in server.requests] == ["alert", "diagnosis"]
 
 
@@ -107,7 +110,7 @@ def test_the_address_comes_from_the_environment(server: Server, monkeypatch: pyt
     monkeypatch.setenv(WEBHOOK_URL_VARIABLE, server.url)
     sink = WebhookSink()
     sink.emit(alert())
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert len(server.requests) == 1
 
 
@@ -115,7 +118,7 @@ def test_a_line_break_at_the_end_of_the_address_is_none_of_it(server: Server, mo
     monkeypatch.setenv(WEBHOOK_URL_VARIABLE, server.url + "\n")
     sink = WebhookSink()
     sink.emit(alert())
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert [path for path, _, _ in server.requests] == ["/" + SECRET]
 
 
@@ -140,12 +143,9 @@ def test_a_wrong_option_is_refused_with_an_example(name: str, value: Any) -> Non
         WebhookSink("http://h/", **{name: value})
 
 
-def emit_many(sink: WebhookSink, count: int = 50) -> float:
-    """Seconds that the training thread spends on emitting."""
-    start = time.perf_counter()
+def emit_many(sink: WebhookSink, count: int = 50) -> None:
     for step in range(count):
         sink.emit(alert(step=step))
-    return time.perf_counter() - start
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -157,9 +157,9 @@ def test_a_server_that_is_down_costs_nothing_and_is_reported_once(caplog: pytest
     url = gone.url
     gone.close()
     sink = sink_to(url)
-    assert emit_many(sink) < 0.1
+    emit_many(sink)
     wait_for(lambda: sink._queue.empty())
-    sink.close()
+    sink.close(timeout_s=60.0)
     [message] = failures(caplog)
     assert "no connection (Connection refused)" in message
     assert "Training is not affected" in message
@@ -167,22 +167,22 @@ def test_a_server_that_is_down_costs_nothing_and_is_reported_once(caplog: pytest
 
 
 def test_a_slow_server_costs_nothing_and_is_reported_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.delay_s = 1.0
+    server.answers.clear()
     sink = sink_to(server.url, timeout_s=0.1, retries=0)
-    assert emit_many(sink, 3) < 0.1
+    emit_many(sink, 3)  # returns though nothing was answered
     wait_for(lambda: len(server.requests) == 3)
-    sink.close()
+    sink.close(timeout_s=60.0)
     [message] = failures(caplog)
     assert "no answer within 0.1 s" in message or "timed out" in message
 
 
 def test_close_does_not_wait_longer_than_it_says(server: Server) -> None:
-    server.delay_s = 5.0
-    sink = sink_to(server.url, timeout_s=4.0)
+    server.answers.clear()
+    sink = sink_to(server.url)
     sink.emit(alert())
-    start = time.perf_counter()
-    sink.close(timeout_s=0.2)
-    assert time.perf_counter() - start < 1.0
+    wait_for(lambda: len(server.requests) == 1)
+    sink.close(timeout_s=0.2)  # returns though the server never answers
+    assert not server.answers.is_set()
 
 
 def test_500_is_tried_again_and_then_arrives(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -190,7 +190,7 @@ def test_500_is_tried_again_and_then_arrives(server: Server, caplog: pytest.LogC
     sink = sink_to(server.url, retries=3)
     sink.emit(alert())
     wait_for(lambda: len(server.requests) == 3)
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert failures(caplog) == []
 
 
@@ -203,7 +203,7 @@ def test_500_for_good_is_reported_once_and_later_alerts_still_go(
     sink.emit(alert("second"))
     wait_for(lambda: len(server.requests) == 4)
     sink.emit(alert("third"))
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert [body["text"][-5:] for _, _, body in server.requests] == ["first", "first", "econd", "econd", "third"]
     [message] = failures(caplog)
     assert "the server answered 500" in message
@@ -215,7 +215,7 @@ def test_whatever_pause_the_server_asks_for_later_alerts_still_go(server: Server
     sink = sink_to(server.url, retries=0)
     sink.emit(alert("first"))
     sink.emit(alert("second"))
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert [request[2]["text"] for request in server.requests] == ["*drop*\nfirst", "*drop*\nsecond"]
 
 
@@ -223,7 +223,7 @@ def test_a_refusal_is_not_tried_again(server: Server, caplog: pytest.LogCaptureF
     server.statuses = [404]
     sink = sink_to(server.url, retries=5)
     sink.emit(alert())
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert len(server.requests) == 1
     assert "the server answered 404" in failures(caplog)[0]
 
@@ -233,16 +233,17 @@ def test_a_redirect_is_not_followed(server: Server, caplog: pytest.LogCaptureFix
     server.headers = {"Location": "/elsewhere"}
     sink = sink_to(server.url)
     sink.emit(alert())
-    sink.close()
+    sink.close(timeout_s=60.0)
     assert [path for path, _, _ in server.requests] == [f"/{SECRET}"]
     assert "the server answered 302" in failures(caplog)[0]
 
 
 def test_a_full_queue_drops_and_never_blocks(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.delay_s = 0.3
-    sink = sink_to(server.url, queue_size=2, timeout_s=1.0)
-    assert emit_many(sink, 20) < 0.1
-    sink.close()
+    server.answers.clear()
+    sink = sink_to(server.url, queue_size=2)
+    emit_many(sink, 20)  # returns though nothing was answered
+    server.answers.set()
+    sink.close(timeout_s=60.0)
     assert 1 <= len(server.requests) <= 4
     [message] = failures(caplog)
     assert "more than 2 messages were waiting" in message
@@ -259,8 +260,8 @@ def test_the_sink_travels_to_another_process_and_works_there(server: Server) -> 
     sink.emit(alert("here"))
     copy = pickle.loads(pickle.dumps(sink))
     copy.emit(alert("there"))
-    copy.close()
-    sink.close()
+    copy.close(timeout_s=60.0)
+    sink.close(timeout_s=60.0)
     assert sorted(body["text"][-5:] for _, _, body in server.requests) == ["\nhere", "there"]
 
 
@@ -271,7 +272,7 @@ def test_a_closed_sink_starts_again(server: Server) -> None:
     before, sink = senders(), sink_to(server.url)
     for _ in range(2):
         sink.emit(alert())
-        sink.close()
+        sink.close(timeout_s=60.0)
     assert len(server.requests) == 2
     assert senders() <= before
 
