@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
-from mfu_monitor.guard import warn
+from mfu_monitor.errors import ConfigurationError, StageDisabledWarning, warn
 from mfu_monitor.sinks import ConsoleSink, Event, JsonlSink, Sink, TensorBoardSink
 
 __all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers", "writable_jsonl"]
@@ -54,6 +53,7 @@ class LoggerSink:
         self._logger = logger
         self._at_step = at_step
         self._also = also
+        self.shows_figures = bool(getattr(also, "shows_figures", False))
 
     def emit(self, event: Event) -> None:
         """Log the event at the logger's own step."""

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mfu_monitor.config import MonitorConfig
-from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.errors import ConfigurationError, Guarded, guarded_hook
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.sinks import Sink
 from mfu_monitor.utilization import UtilizationReading
 
-from ._guard import Guarded, guarded
 from ._loggers import sinks_for_loggers, writable_jsonl
 
 __all__ = ["FabricMFUMonitor"]
@@ -58,7 +57,7 @@ class FabricMFUMonitor(Guarded):
         """True once the loop is to stop: after an impossible reading or an alert, where the options ask for that."""
         return self.monitor is not None and self.monitor.should_stop
 
-    @guarded
+    @guarded_hook
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Called by ``fabric.setup``: the first model that is set up is the one that is measured."""
         if self.monitor is not None:
@@ -155,7 +154,7 @@ class FabricMFUMonitor(Guarded):
         """Report the last window and close the files. May be called twice."""
         self._call(lambda monitor: monitor.close())
 
-    @guarded
+    @guarded_hook
     def _call(self, action: Callable[[Monitor], None]) -> None:
         if self.monitor is not None:
             action(self.monitor)

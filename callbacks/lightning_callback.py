@@ -14,10 +14,10 @@ import torch
 
 from mfu_monitor.alerts import AlertConfig
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
+from mfu_monitor.errors import Guarded, guarded_hook
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
 
-from ._guard import Guarded, guarded
 from ._loggers import LoggingSteps, sinks_for_loggers, writable_jsonl
 from ._patch import wrap_method
 
@@ -167,7 +167,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
 
     # Training
 
-    @guarded
+    @guarded_hook
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start to measure, after the sanity check."""
         self._published = None
@@ -181,7 +181,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._wrap(trainer)
         _offer_placeholders(trainer)
 
-    @guarded
+    @guarded_hook
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A step begins."""
         if (monitor := self._measuring) is None:
@@ -193,7 +193,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         monitor.begin_step(batch, step=step, signature_extra=(_steps_optimizer(trainer),))
         monitor.mark_phase("forward")
 
-    @guarded
+    @guarded_hook
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A step ends."""
         if (monitor := self._measuring) is None:
@@ -203,7 +203,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             monitor.mark_phase("between")
         self._publish(trainer, pl_module, on_step=True)
 
-    @guarded
+    @guarded_hook
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """A window ends with the epoch; a step that was begun and skipped is forgotten."""
         if (monitor := self._measuring) is None:
@@ -212,57 +212,57 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         monitor.end_window()
         self._publish(trainer, pl_module, on_step=False)
 
-    @guarded
+    @guarded_hook
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last window is reported, the last card written."""
         self._release()
 
-    @guarded
+    @guarded_hook
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave nothing behind when training dies or is interrupted."""
         self._release()
 
-    @guarded
+    @guarded_hook
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave nothing behind, however training ended."""
         self._release()
 
     # Phases of a step
 
-    @guarded
+    @guarded_hook
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The forward is over."""
         self._mark_phase("other")
 
-    @guarded
+    @guarded_hook
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The backward begins."""
         self._mark_phase("backward")
 
-    @guarded
+    @guarded_hook
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """The backward is over."""
         self._mark_phase("other")
 
-    @guarded
+    @guarded_hook
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The optimizer's own work begins; it lasts until the batch ends."""
         self._mark_phase("optimizer")
 
     # What is no training
 
-    @guarded
+    @guarded_hook
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Validation is in no window."""
         self._resume_all()
         self._pause("validation")
 
-    @guarded
+    @guarded_hook
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on."""
         self._resume("validation")
 
-    @guarded
+    @guarded_hook
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """A checkpoint that did not come through ``trainer.save_checkpoint``: saving, until the next step begins."""
         if not self._pauses:
@@ -280,7 +280,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._state = dict(state_dict) if isinstance(state_dict, Mapping) else {}
         self._is_state_of_past_run = False
 
-    @guarded
+    @guarded_hook
     def _keep_state(self) -> None:
         if (monitor := self._measuring) is not None:
             self._state = monitor.state_dict()
@@ -309,7 +309,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         """The monitor between start and end of training; it stays in ``monitor`` afterwards, for its reading."""
         return self.monitor if self._is_measuring else None
 
-    @guarded
+    @guarded_hook
     def _mark_phase(self, name: str) -> None:
         if (monitor := self._measuring) is not None:
             monitor.mark_phase(name)
@@ -361,11 +361,11 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         finally:
             self._saving_ends()
 
-    @guarded
+    @guarded_hook
     def _saving_begins(self) -> None:
         self._pause("checkpoint")
 
-    @guarded
+    @guarded_hook
     def _saving_ends(self) -> None:
         self._resume("checkpoint")
 

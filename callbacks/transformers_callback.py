@@ -16,12 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from mfu_monitor.config import MonitorConfig
-from mfu_monitor.errors import MFUMonitorError
+from mfu_monitor.errors import Guarded, MFUMonitorError, guarded_hook
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
 from mfu_monitor.utilization import UtilizationReading
 
-from ._guard import Guarded, guarded
 from ._loggers import writable_jsonl
 from ._patch import wrap_method
 
@@ -77,7 +76,7 @@ class MFUCallback(Guarded, TrainerCallback):
         """The latest reading, or None before the first window ended."""
         return self.monitor.reading if self.monitor is not None else None
 
-    @guarded
+    @guarded_hook
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start to measure."""
         self._release()
@@ -142,7 +141,7 @@ class MFUCallback(Guarded, TrainerCallback):
         with self._paused("checkpoint"):
             yield
 
-    @guarded
+    @guarded_hook
     def _keep_state(self, trainer: Any) -> None:
         """Put totals and levels where the trainer saves its own state.
 
@@ -157,7 +156,7 @@ class MFUCallback(Guarded, TrainerCallback):
         if saved := (trainer.state.stateful_callbacks or {}).get(_STATE_KEY):
             monitor.load_state_dict(saved)
 
-    @guarded
+    @guarded_hook
     def _begin(self, inputs: Any, trainer: Any) -> None:
         if (monitor := self._measuring) is not None:
             if self._is_state_due:
@@ -166,24 +165,24 @@ class MFUCallback(Guarded, TrainerCallback):
             monitor.begin_step(inputs, signature_extra=(steps_optimizer,))
             self._is_in_step = True
 
-    @guarded
+    @guarded_hook
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer's own work begins."""
         if (monitor := self._measuring) is not None:
             monitor.mark_phase("optimizer")
 
-    @guarded
+    @guarded_hook
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer's work is over."""
         if (monitor := self._measuring) is not None:
             monitor.mark_phase("other")
 
-    @guarded
+    @guarded_hook
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch ended whose gradients are accumulated."""
         self._end(control, optimizer_step=False)
 
-    @guarded
+    @guarded_hook
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch ended that stepped the optimizer."""
         self._end(control, optimizer_step=True)
@@ -194,28 +193,28 @@ class MFUCallback(Guarded, TrainerCallback):
             monitor.end_step(optimizer_step=optimizer_step)
             control.should_training_stop = control.should_training_stop or monitor.should_stop
 
-    @guarded
+    @guarded_hook
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window ends with the epoch."""
         if (monitor := self._measuring) is not None:
             monitor.end_window()
 
-    @guarded
+    @guarded_hook
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last window is reported, the last card written."""
         self._release()
 
-    @guarded
+    @guarded_hook
     def _pause(self, reason: str) -> None:
         if (monitor := self._measuring) is not None:
             monitor.pause(reason)
 
-    @guarded
+    @guarded_hook
     def _resume(self, reason: str) -> None:
         if (monitor := self._measuring) is not None:
             monitor.resume(reason)
 
-    @guarded
+    @guarded_hook
     def _undo(self) -> None:
         self._release()
 

@@ -2,45 +2,83 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import platform
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from mfu_monitor._scopes import PauseScope, PhaseScope, StepScope
-from mfu_monitor.alerts.alerting import alert_sinks
-from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
+from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig, resolve_alerts, resolve_callable
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError
-from mfu_monitor.guard import Stages, guarded
+from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, Stages, guarded
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.readings import Told, WindowReader
+from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.jsonl import JsonlSink
-from mfu_monitor.steps.step_counter import StepCounter, StepOutcome
+from mfu_monitor.sinks.notify import alert_sinks
+from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
 from mfu_monitor.timing.clock import Clock, clock_for
 from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
-from mfu_monitor.timing.pipeline import RunSoFar, WindowPipeline, world_size
+from mfu_monitor.timing.pipeline import WindowPipeline, world_size
 from mfu_monitor.timing.probes import TrainingProbes
-from mfu_monitor.timing.step_window import StepWindow
-from mfu_monitor.utilization import UtilizationReading
+from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
+from mfu_monitor.utilization import RunSummary, UtilizationReading
 
 __all__ = ["Monitor"]
 
 _log = logging.getLogger("mfu_monitor")
 
 STATE_VERSION = 1
-_MOST_RECOMPILES_TOLD = 5
+_MOST_RECOMPILES_REPORTED = 5
 """In the log, a run; each window's count is in its reading."""
 _DRAIN_S = 5.0
 """Longest wait for the device and the other ranks once training has ended; during training there is none."""
+_DRAIN_POLL_S = 0.005
+_STOP_POLL_S = 0.0005
+_STOP_WAIT_S = 300.0
+"""For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
+
+
+class _Scope:
+    """A ``with`` block that calls one function when it begins and one when it ends."""
+
+    __slots__ = ("_begin", "_end")
+
+    def __init__(self, begin: Callable[[], Any], end: Callable[..., None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> Any:
+        return self._begin()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._end(*exc_info)
+
+
+class _StepScope:
+    """``with monitor.step(batch):``"""
+
+    __slots__ = ("_batch", "_extra", "_monitor", "_step")
+
+    def __init__(self, monitor: Monitor, batch: Any, step: int | None, extra: Hashable) -> None:
+        self._monitor, self._batch, self._step, self._extra = monitor, batch, step, extra
+
+    def __enter__(self) -> Monitor:
+        batch, self._batch = self._batch, None  # the loop decides how long a batch lives
+        self._monitor.begin_step(batch, step=self._step, signature_extra=self._extra)
+        return self._monitor
+
+    def __exit__(self, exc_type: Any, exc: Any, trace: Any) -> None:
+        if exc_type is None:
+            self._monitor.end_step()
+        else:
+            self._monitor.abort_step(exc_type, exc, trace)
 
 
 class Monitor:
@@ -92,25 +130,31 @@ class Monitor:
         self._clock, self._host_clock = clock, host_clock
         self._counting = StepCounter(
             model,
-            self.config,
             self._stages,
+            count=self.config.count,
+            max_overhead=self.config.max_overhead,
+            tokens=self.config.tokens,
+            count_padding=self.config.count_padding,
+            count_no_grad_as_model=self.config.count_no_grad_as_model,
             counter_factory=counter_factory,
             compile_counter=compile_counter,
         )
         self._steps_per_window = self.config.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
         self._windows = WindowPipeline(self._stages)
         self._reader = WindowReader(self.config, self._stages, self.paused)
+        self._timed: deque[tuple[StepWindow, tuple[WindowHeld, dict[str, Any]], float]] = deque()
         self._probes: TrainingProbes | None = None
+        self._unstopped: weakref.finalize[..., Any] | None = None
         self._is_started = False
         self._is_in_step = False
         self._is_closing = False
+        self._is_closed = False
         self._is_stop_refused = False
-        self._recompiles_told = 0
+        self._has_shown_outlook = False
+        self._recompiles_reported = 0
         self._step = 0
         self._next_step = 0
         self._batches = 0
-        self._base_wall_s = 0.0
-        self._base_elapsed_s = 0.0
         self._is_announced = False
         self._reading: UtilizationReading | None = None
 
@@ -120,6 +164,11 @@ class Monitor:
     def reading(self) -> UtilizationReading | None:
         """The latest reading; None before the first window."""
         return self._reading
+
+    @property
+    def summary(self) -> RunSummary:
+        """The run so far, over all its windows: MFU in total and in the median window. ``print`` it at the end."""
+        return self._reader.tally.summary()
 
     @property
     def records(self) -> dict[Hashable, StepRecord]:
@@ -140,13 +189,9 @@ class Monitor:
         """
         return {
             **self._counting.ledger.totals,
-            "elapsed_s": self._base_elapsed_s + self._windows.elapsed_s,
-            "wall_s": self._wall_s,
+            "elapsed_s": self._windows.elapsed_s,
+            "wall_s": self._windows.wall_s,
         }
-
-    @property
-    def _wall_s(self) -> float:
-        return self._base_wall_s + self._windows.wall_s
 
     def add_sink(self, sink: Sink) -> None:
         """Send events to one more sink from now on."""
@@ -154,9 +199,9 @@ class Monitor:
 
     # Steps.
 
-    def step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> StepScope:
+    def step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> _StepScope:
         """One training batch, as a ``with`` block; arguments as ``begin_step``. An exception aborts the step."""
-        return StepScope(self, batch, step, signature_extra)
+        return _StepScope(self, batch, step, signature_extra)
 
     def begin_step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> None:
         """A training batch begins.
@@ -167,6 +212,14 @@ class Monitor:
             signature_extra: anything hashable that decides what the step runs and is not seen in the batch (whether the
                 optimizer steps, a phase of a schedule).
         """
+        try:
+            self._begin_step(batch, step, signature_extra)
+        except BaseException:  # Ctrl-C strikes anywhere, and then no `with` block ends this step
+            self.abort_step()
+            raise
+
+    @guarded("monitor")
+    def _begin_step(self, batch: Any, step: int | None, signature_extra: Hashable) -> None:
         if self._is_in_step:
             self.abort_step()
         if not self._is_started:
@@ -174,10 +227,10 @@ class Monitor:
         elif self._probes is None:
             self._start_probes()
         self._resume_probes()  # a step's begin ends every pause
-        self._is_in_step = True
+        self._is_in_step, self._is_closed = True, False
         self._step = self._next_step if step is None else step
-        self._windows.begin_step(self._step)
-        self._begin_count(batch, signature_extra)
+        self._stages.run("timing", self._windows.builder.begin_step, self._step)
+        self._stages.run("accounting", self._counting.begin, batch, signature_extra)
 
     def end_step(self, *, optimizer_step: bool | None = None) -> None:
         """The training batch ends.
@@ -185,21 +238,29 @@ class Monitor:
         Args:
             optimizer_step: whether the optimizer stepped in it; None if not known.
         """
+        try:
+            self._end_step(optimizer_step)
+        except BaseException:
+            self._abort_count((None, None, None))
+            raise
+
+    @guarded("monitor", always=True)
+    def _end_step(self, optimizer_step: bool | None) -> None:
         if not self._is_in_step:
             return
-        self._is_in_step = False
         excluded, is_recompile = self._end_count(optimizer_step)
-        self._windows.end_step(excluded, is_recompile)
+        self._is_in_step = False
+        self._stages.run("timing", self._windows.builder.end_step, excluded=excluded, is_recompile=is_recompile)
         if is_recompile:
-            self._tell_recompile()
+            self._report_recompile()
         if excluded is not None:
             self._discard_probes()
         self._next_step = self._step + 1
         self._batches += 1
         if self._batches >= self._steps_per_window:
             self.end_window()
-        elif self._windows.has_pending:
-            self._publish_all(self._windows.advance(self._reader.peak_rate_of))
+        elif self._timed or self._windows.has_pending:
+            self._advance()
 
     def abort_step(
         self,
@@ -212,16 +273,12 @@ class Monitor:
             return
         self._is_in_step = False
         self._abort_count((exc_type, exc, trace))
-        self._windows.abort_step()
+        self._stages.run("timing", self._windows.builder.abort_step)
         if exc_type is not None:
             self._stop_probes()
 
-    @guarded("accounting")
-    def _begin_count(self, batch: Any, signature_extra: Hashable) -> None:
-        self._counting.begin(batch, signature_extra)
-
     def _end_count(self, optimizer_step: bool | None) -> tuple[str | None, bool]:
-        outcome = self._count_outcome(optimizer_step)
+        outcome: StepOutcome | None = self._stages.run("accounting", self._counting.end, optimizer_step)
         if outcome is None:
             self._abort_count((None, None, None))  # the stage is off; a counter that is still entered must be left
             return None, False
@@ -230,32 +287,27 @@ class Monitor:
         return outcome.excluded, outcome.is_recompile
 
     @guarded("recompiles")
-    def _tell_recompile(self) -> None:
-        self._recompiles_told += 1
-        if self._recompiles_told <= _MOST_RECOMPILES_TOLD:
+    def _report_recompile(self) -> None:
+        self._recompiles_reported += 1
+        if self._recompiles_reported <= _MOST_RECOMPILES_REPORTED:
             _log.warning(
-                "Step %d compiled anew and is in no window: %s. If this goes on, keep shapes and flags the same from "
+                "Step %d recompiled and is in no window: %s. If this goes on, keep shapes and flags the same from "
                 "step to step, or compile with dynamic=True.",
                 self._step,
                 latest_recompile() or "the compiler gives no reason",
             )
 
-    @guarded("accounting")
-    def _count_outcome(self, optimizer_step: bool | None) -> StepOutcome:
-        return self._counting.end(optimizer_step)
-
     def _abort_count(self, exc_info: Any) -> None:
-        try:
-            self._counting.abort(exc_info)
-        except Exception as error:  # noqa: BLE001  # the exception on its way must not be replaced by ours
-            self._stages.fail("counting", error)
+        self._stages.always("counting", self._counting.abort, exc_info)
 
     # Time.
 
-    def phase(self, name: str) -> PhaseScope:
+    def phase(self, name: str) -> _Scope:
         """A part of the step as a ``with`` block: ``"forward"``, ``"backward"``, ``"optimizer"``, or your own name."""
-        return PhaseScope(self, name)
+        before = self.current_phase
+        return _Scope(lambda: self.mark_phase(name), lambda *_: self.mark_phase(before))
 
+    @guarded("timing")
     def mark_phase(self, name: str) -> None:
         """From here on time belongs to this phase, until another is marked or the step ends.
 
@@ -263,93 +315,122 @@ class Monitor:
             name: ``"forward"``, ``"backward"``, ``"optimizer"``, ``"h2d_copy"``, ``"other"``; between steps also
                 ``"data_wait"`` and ``"between"`` (callbacks, logging); or a name of yours.
         """
-        self._windows.mark_phase(name)
+        self._windows.builder.mark_phase(name)
         if self._is_in_step:
             self._counting.note_phase(name)
 
     @property
     def current_phase(self) -> str:
         """The phase that time belongs to at present."""
-        return self._windows.phase
+        return self._windows.builder.phase
 
-    def paused(self, reason: str) -> PauseScope:
+    def paused(self, reason: str) -> _Scope:
         """What happens in the ``with`` block is in no window: ``with monitor.paused("validation"): ...``."""
-        return PauseScope(self, reason)
+        return _Scope(lambda: self.pause(reason), lambda *_: self.resume(reason))
 
+    @guarded("timing")
     def pause(self, reason: str) -> None:
         """Leave the time from here on out of the windows: ``"validation"``, ``"checkpoint"``, or a reason of yours."""
-        self._windows.pause(reason)
+        self._windows.builder.pause(reason)
         self._pause_probes()
 
+    @guarded("timing")
     def resume(self, reason: str) -> None:
         """End a pause; the next step's begin does so as well."""
-        self._windows.resume(reason)
-        if not self._windows.is_paused:
+        builder = self._windows.builder
+        builder.resume(reason)
+        if not builder.is_paused:
             self._resume_probes()
 
     # Windows.
 
+    @guarded("monitor", always=True)
     def end_window(self) -> None:
         """Close the window here, with the steps it has: at the end of an epoch or of training."""
         if self._batches:
             self._batches = 0
-            self._close_window()
-        self._publish_all(self._windows.advance(self._reader.peak_rate_of))
+            self._windows.close((self._counting.take_window(), self._take_probes() or {}))
+        self._advance()
         self._stop_with_the_other_ranks()
         if not self._is_in_step:
-            self._windows.end_reporting()
+            self._stages.run("timing", self._windows.builder.end_reporting)
 
-    def _close_window(self) -> None:
-        work = self._counting.take_window()
-        probes = self._take_probes() or {}
-        self._windows.close(
-            lambda: None if (fields := work()) is None else {**probes, **fields},
-            lambda: self._run_so_far() or RunSoFar(None, 0.0),
-        )
-
-    @guarded("accounting")
-    def _run_so_far(self) -> RunSoFar:
-        return RunSoFar(self._counting.ledger.totals["model_flops"], self._wall_s)
+    def _advance(self) -> None:
+        """Bring closed windows on, as far as device and ranks have answered, and report those that are complete."""
+        self._timed.extend(self._windows.timed())
+        while self._timed:
+            window, (held, probes), run_wall_s = self._timed[0]
+            fields = self._counting.finished(held)
+            if fields is None:
+                break
+            self._timed.popleft()
+            whole = replace(window, **{**probes, **fields})
+            closed = ClosedWindow(whole, held.record, held.run_model_flops, run_wall_s)
+            self._windows.gather(closed, self._reader.peak_rate_of(whole) if self._windows.has_other_ranks else None)
+        for closed in self._windows.gathered():
+            self._publish(closed)
 
     def close(self) -> None:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
         self.abort_step()
-        self._is_closing = True
+        if self._is_closed:
+            return
+        self._is_closing = self._is_closed = True
+        try:
+            self._stages.always("monitor", self._report_the_rest)
+        finally:
+            self._is_closing = False
+            self._stop_probes()
+            for sink in list(self._sinks):
+                self._with_sink(sink, sink.close)
+
+    def _report_the_rest(self) -> None:
         self.end_window()
-        self._publish_all(self._windows.stop(self._reader.peak_rate_of, timeout_s=_DRAIN_S))
-        self._is_closing = False
-        for event in self._reader.outlook(self._step) if self._sinks else ():
-            self._emit(event)
-        self._stop_probes()
-        for sink in list(self._sinks):
-            self._with_sink(sink, sink.close)
+        self._stages.run("timing", self._windows.builder.stop)
+        deadline_s = time.perf_counter() + _DRAIN_S
+        self._advance()
+        while (self._timed or self._windows.has_pending) and time.perf_counter() < deadline_s:
+            time.sleep(_DRAIN_POLL_S)
+            self._advance()
+        self._windows.give_up(_DRAIN_S)
+        self._advance()
+        self._show_outlook(self._step, draw=any(getattr(sink, "shows_figures", False) for sink in self._sinks))
+        if self._is_started and not self.summary.windows:
+            _log.warning("%s", self._nothing_measured())
 
     # Readings: the pipeline from a window to the sinks.
 
-    def _publish_all(self, complete: Iterable[tuple[StepWindow, RunSoFar]]) -> None:
-        for window, so_far in complete:
-            self._publish(window, so_far)
-
     @guarded("reading")
-    def _publish(self, window: StepWindow, so_far: RunSoFar) -> None:
-        told = self._reader.on(window, so_far) if window.steps else self._reader.on_empty(window, so_far)
-        if window.steps:
-            self._reading = told.reading
-        self._announce(window.last_step)
-        for event in told.events:
+    def _publish(self, closed: ClosedWindow) -> None:
+        report = self._reader.on(closed)
+        if closed.window.steps:
+            self._reading = report.reading
+        self._announce(closed.window.last_step)
+        for event in report.events:
             self._emit(event)
-        if self._sinks and told.reading.mfu is not None:
-            for event in self._reader.first_outlook(window.last_step):
-                self._emit(event)
-        self._act_on(told)
+        if report.reading.mfu is not None and not self._has_shown_outlook:
+            self._has_shown_outlook = True
+            self._show_outlook(closed.window.last_step, draw=False)
+        self._act_on(report)
 
-    def _act_on(self, told: Told) -> None:
+    def _show_outlook(self, step: int, *, draw: bool) -> None:
+        event = self._reader.outlook(step, draw=draw) if self._sinks else None
+        if event is not None:
+            self._emit(event)
+
+    def _nothing_measured(self) -> str:
+        return (
+            "No window was measured in this run: every step was counted or compiling, or training was too short. "
+            f"A window needs steps that are neither; one is {self._steps_per_window} steps long (log_every_n_steps)."
+        )
+
+    def _act_on(self, report: WindowReport) -> None:
         """What the options ask for after an impossible reading or an alert."""
-        if told.is_impossible and self.config.on_impossible != "warn":
+        if report.is_impossible and self.config.on_impossible != "warn":
             self._request_stop()
             if self.config.on_impossible == "raise" and not self._is_closing:
-                raise ImpossibleReadingError(told.reading.reason or "a reading is impossible")
-        if self.config.stop_on_alert and told.has_bad_news:
+                raise ImpossibleReadingError(report.reading.reason or "a reading is impossible")
+        if self.config.stop_on_alert and report.is_loss:
             self._request_stop()
 
     def _request_stop(self) -> None:
@@ -364,8 +445,16 @@ class Monitor:
         if self._is_closing or world_size() == 1:
             return
         if self.config.stop_on_alert or self.config.on_impossible == "stop":
-            self._publish_all(self._windows.wait_for_stop(self._reader.peak_rate_of))
+            self._wait_for_stop()
         self.should_stop = self.should_stop or self._windows.is_stop_due
+
+    def _wait_for_stop(self) -> None:
+        deadline_s = time.perf_counter() + _STOP_WAIT_S
+        while self._windows.is_stop_behind:
+            if time.perf_counter() > deadline_s:
+                self._windows.give_up_ranks(_STOP_WAIT_S)
+            time.sleep(_STOP_POLL_S)
+            self._advance()
 
     @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:
@@ -384,7 +473,7 @@ class Monitor:
         return {
             "device": str(self._device()),
             "peak": None if self.peak is None else _plain(asdict(self.peak)),
-            "clock": self._windows.clock_name,
+            "clock": self._windows.builder.clock.name,
             "world_size": world_size(),
             "log_every_n_steps": self._steps_per_window,
             "convention": self.config.convention,
@@ -394,10 +483,8 @@ class Monitor:
         }
 
     def _emit(self, event: Event) -> None:
-        # A sink draws the pictures only now, and like making them that is no time of the training's.
-        with self.paused(event.kind) if event.figures else contextlib.nullcontext():
-            for sink in list(self._sinks):
-                self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
+        for sink in list(self._sinks):
+            self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
 
     def _with_sink(self, sink: Sink, action: Callable[[], None]) -> None:
         try:
@@ -425,8 +512,9 @@ class Monitor:
     @guarded("probes")
     def _start_probes(self) -> None:
         self._probes = TrainingProbes(device=self._device())
+        # A monitor that is dropped without close() leaves nothing behind.
+        self._unstopped = weakref.finalize(self, self._probes.stop)
         self._probes.start()
-        weakref.finalize(self, self._probes.stop)  # a monitor that is dropped without close() leaves nothing behind
 
     @guarded("probes")
     def _take_probes(self) -> dict[str, Any]:
@@ -447,32 +535,47 @@ class Monitor:
         if self._probes is not None:
             self._probes.resume()
 
-    @guarded("probes")
+    @guarded("probes", always=True)
     def _stop_probes(self) -> None:
-        probes, self._probes = self._probes, None
-        if probes is not None:
-            probes.stop()
+        self._probes, finalizer, self._unstopped = None, self._unstopped, None
+        if finalizer is not None:
+            finalizer()  # stops them, once
 
     def state_dict(self) -> dict[str, Any]:
         """The run's sums, in plain types, to go on from after a restart."""
+        return self._state() or {}
+
+    @guarded("state")
+    def _state(self) -> dict[str, Any]:
+        detector = self._reader.detector
         return {
             "version": STATE_VERSION,
             "next_step": self._next_step,
             "totals": self.totals,
-            "alerts": self._reader.alerting.state_dict(),
+            "alerts": {} if detector is None else detector.state_dict(),
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy (``copy.deepcopy``, ``torch.save`` of a model that holds its monitor) is idle: no model, no sinks."""
+        outputs = {"jsonl": None, "webhook": None, "on_alert": None}
+        tokens = self.config.tokens if isinstance(self.config.tokens, str) else None
+        return _idle_copy, (replace(self.config, tokens=tokens, **outputs),)  # type: ignore[arg-type]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()``. The time between the two runs is in no window and in no total."""
-        self._load(dict(state))
+        self._stages.run("state", self._load, state)
 
-    @guarded("state")
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         totals, next_step = dict(state["totals"]), int(state["next_step"])
-        self._base_wall_s, self._base_elapsed_s = float(totals["wall_s"]), float(totals["elapsed_s"])
+        self._windows.earlier_wall_s, self._windows.elapsed_s = float(totals["wall_s"]), float(totals["elapsed_s"])
         self._counting.ledger.load_totals(totals)
         self._next_step = next_step
-        self._reader.alerting.load_state_dict(state.get("alerts", {}))
+        if self._reader.detector is not None and state.get("alerts"):
+            self._reader.detector.load_state_dict(state["alerts"])
+
+
+def _idle_copy(config: MonitorConfig) -> Monitor:
+    return Monitor(config=config)
 
 
 def _configuration(config: MonitorConfig | None, keywords: Mapping[str, Any]) -> MonitorConfig:
@@ -495,7 +598,9 @@ def _checked_model(model: Any) -> nn.Module | None:
 
 def _sinks_of(config: MonitorConfig) -> list[Sink]:
     sinks: list[Sink] = [] if config.jsonl is None else [JsonlSink(config.jsonl)]  # type: ignore[arg-type]
-    return [*sinks, *alert_sinks(config)] if _is_rank_zero() else sinks
+    if resolve_alerts(config.alerts) is not None and _is_rank_zero():
+        sinks += alert_sinks(resolve_callable("on_alert", config.on_alert), config.webhook)
+    return sinks
 
 
 def _is_rank_zero() -> bool:

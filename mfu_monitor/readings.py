@@ -1,8 +1,8 @@
-"""From a window to what is told of it: the reading, whether it can be right, whether it fell, what was attainable."""
+"""From a window to what is reported: the reading, whether it can be right, whether it fell, what was attainable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,26 +10,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from mfu_monitor.alerts import Alert
-from mfu_monitor.alerts.alerting import BAD_NEWS, Alerting, alert_event
+from mfu_monitor.alerts import Alert, AlertDetector
+from mfu_monitor.checks import Diagnosis, diagnosis_text
 from mfu_monitor.checks.run_facts import RunFacts, by_users_figure
 from mfu_monitor.checks.verdicts import Verdict, Verdicts
-from mfu_monitor.config import MonitorConfig
+from mfu_monitor.config import MonitorConfig, resolve_alerts
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.guard import Stages, guarded
+from mfu_monitor.errors import Stages, guarded
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.peak_source import PeakSource
+from mfu_monitor.hardware.resolve import PeakSource
 from mfu_monitor.insights.outlook import Outlook
+from mfu_monitor.metric_names import ALERTS_ACTIVE
 from mfu_monitor.sinks.base import Event
-from mfu_monitor.timing.pipeline import RunSoFar
-from mfu_monitor.timing.step_window import StepWindow
-from mfu_monitor.utilization import UtilizationReading, active_precision, metrics_of, read_utilization
+from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
+from mfu_monitor.utilization import (
+    RunTally,
+    UtilizationReading,
+    active_precision,
+    goodput,
+    metrics_of,
+    read_utilization,
+)
 
-__all__ = ["Told", "WindowReader"]
+__all__ = ["WindowReader", "WindowReport"]
+
+_LOSSES = ("drop", "floor", "sag")
+"""Kinds of alerts that can stop a run: neither a recovery nor a mere change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WindowReport:
     """All that one window brings."""
 
     reading: UtilizationReading
@@ -37,8 +47,8 @@ class Told:
     events: tuple[Event, ...]
     """The reading, then diagnoses, then alerts."""
     is_impossible: bool
-    has_bad_news: bool
-    """An alert that is no recovery and no mere change."""
+    is_loss: bool
+    """True with an alert of a loss."""
 
 
 class WindowReader:
@@ -61,17 +71,22 @@ class WindowReader:
         self._peaks: PeakSource | None = None
         self._facts: RunFacts | None = None
         self._record: StepRecord | None = None
-        self._has_shown_outlook = False
-        self.alerting = Alerting(config)
-
-    def start(self, model: nn.Module | None, device: torch.device) -> None:
-        """Training begins: collect what stays the same."""
-        self._peaks = PeakSource(self._config.peak, device)
-        self._collect_facts(model, device)
+        thresholds = resolve_alerts(config.alerts)
+        self.detector = None if thresholds is None else AlertDetector(thresholds)
+        self.tally = RunTally()
 
     @guarded("facts")
-    def _collect_facts(self, model: nn.Module | None, device: torch.device) -> None:
-        self._facts = RunFacts(model, self._config, device)
+    def start(self, model: nn.Module | None, device: torch.device) -> None:
+        """Training begins: collect what stays the same."""
+        config = self._config
+        self._peaks = PeakSource(config.peak, device)
+        self._facts = RunFacts(
+            model,
+            device,
+            promised_precision=config.promised_precision,
+            flops_per_batch=config.flops_per_batch,
+            use_flops_per_batch=config.use_flops_per_batch,
+        )
 
     # The peak.
 
@@ -81,7 +96,7 @@ class WindowReader:
         return None if self._peaks is None else self._peaks.known
 
     def take_record(self, record: StepRecord) -> None:
-        """A step was counted: what it ran explains the windows to come, and says in which precision."""
+        """A step was counted: it says in which precision the peak is wanted."""
         self._record = record
         precisions = {name: totals.model_flops for name, totals in record.by_dtype().items()}
         self._find_peak(max(precisions, key=precisions.__getitem__) if any(precisions.values()) else None)
@@ -115,40 +130,34 @@ class WindowReader:
 
     # The reading.
 
-    def on(self, window: StepWindow, so_far: RunSoFar) -> Told:
+    def on(self, closed: ClosedWindow) -> WindowReport:
         """Everything that one window brings.
 
         Args:
-            window: its steps, time and FLOPs.
-            so_far: the run up to its end, for goodput.
+            closed: its steps, time and FLOPs, the count that explains them, and the run up to its end.
         """
-        reading = self._read(window, so_far)
+        record = closed.record or self._record
+        reading = self._read(closed, record)
+        if not reading.window.steps:
+            # No reading; that it lasts (every step recompiles) can be an alert.
+            return _report(reading, Verdict(reading), (), self._alerts_of(reading) or ())
         if reading.peak_source == "measured" and (reading.hfu or 0.0) > 1.0 and self._measure_again(reading.precision):
-            reading = self._read(window, so_far)
-        verdict = self._judge(reading) or Verdict(reading)
-        shown = verdict.reading
-        alerts = self._alerts_of(shown) or ()
-        event = Event(
-            kind="reading",
-            step=shown.last_step,
-            metrics=self._metrics(shown, verdict, so_far.wall_s),
-            payload=shown.to_dict(),
-        )
-        return Told(
-            shown,
-            (event, *verdict.events, *map(alert_event, alerts)),
-            verdict.is_impossible,
-            any(alert.kind in BAD_NEWS for alert in alerts),
-        )
+            reading = self._read(closed, record)
+        verdict = self._judge(reading, record) or Verdict(reading)
+        self.tally.add(verdict.reading)
+        alerts = self._alerts_of(verdict.reading) or ()
+        metrics = metrics_of(verdict.reading, names=self._config.names)
+        if self._config.names == "mfu_monitor":
+            metrics |= self._outlook_metrics(verdict.reading, record, closed.run_wall_s) or {}
+            metrics[ALERTS_ACTIVE] = float(verdict.is_impossible or self._has_incident)
+        return _report(reading, verdict, (_reading_event(verdict.reading, metrics),), alerts)
 
-    def on_empty(self, window: StepWindow, so_far: RunSoFar) -> Told:
-        """A window whose steps were all left out is no reading; that it lasts (every step compiles) can be an alert."""
-        reading = self._read(window, so_far)
-        alerts = self._alerts_of(reading) or ()
-        return Told(reading, tuple(map(alert_event, alerts)), False, any(alert.kind in BAD_NEWS for alert in alerts))
+    @property
+    def _has_incident(self) -> bool:
+        return self.detector is not None and self.detector.active
 
-    def _read(self, window: StepWindow, so_far: RunSoFar) -> UtilizationReading:
-        facts = self._facts
+    def _read(self, closed: ClosedWindow, record: StepRecord | None) -> UtilizationReading:
+        facts, window = self._facts, closed.window
         if facts is not None and facts.uses_own_figure and facts.flops_per_batch is not None:
             window = by_users_figure(window, facts.flops_per_batch)
         peak, precision = self._peak_of(window), active_precision(window)
@@ -156,55 +165,68 @@ class WindowReader:
             window,
             peak,
             convention=self._config.convention,
-            attainable_mfu=self._attainable(peak),
+            attainable_mfu=self._attainable(record, peak),
             achievable_flops_per_s=None if facts is None else facts.achievable_flops_per_s(precision),
         )
-        return replace(reading, goodput_mfu=_goodput(so_far, reading.peak_flops_per_s))
+        return replace(
+            reading, goodput_mfu=goodput(closed.run_model_flops, closed.run_wall_s, reading.peak_flops_per_s)
+        )
 
     @guarded("outlook")
-    def _attainable(self, peak: DevicePeak | None) -> float | None:
-        return self._outlook.attainable(self._record, peak)
+    def _attainable(self, record: StepRecord | None, peak: DevicePeak | None) -> float | None:
+        return self._outlook.attainable(record, peak)
 
     @guarded("checks")
-    def _judge(self, reading: UtilizationReading) -> Verdict:
+    def _judge(self, reading: UtilizationReading, record: StepRecord | None) -> Verdict:
         evidence = {} if self._facts is None else self._facts.evidence(reading.window, reading.precision)
-        return self._verdicts.on(reading, self._record, self.peak, evidence=evidence)
+        return self._verdicts.on(reading, record, self.peak, evidence=evidence)
 
     @guarded("alerts")
     def _alerts_of(self, reading: UtilizationReading) -> tuple[Alert, ...]:
-        return self.alerting.on(reading)
-
-    def _metrics(self, reading: UtilizationReading, verdict: Verdict, wall_s: float) -> dict[str, float]:
-        metrics = metrics_of(reading, names=self._config.names)
-        if self._config.names == "mfu_monitor":
-            metrics |= self._outlook_metrics(reading, wall_s) or {}
-            metrics["alerts/active"] = float(verdict.is_impossible or self.alerting.is_active)
-        return metrics
+        return () if self.detector is None else self.detector.update(reading)
 
     # The outlook.
 
     @guarded("outlook")
-    def _outlook_metrics(self, reading: UtilizationReading, wall_s: float) -> dict[str, float]:
-        return self._outlook.metrics(reading, self._record, self.peak, wall_s=wall_s)
-
-    def first_outlook(self, step: int) -> Iterator[Event]:
-        """The waterfall of the first window that has one; nothing after that."""
-        if not self._has_shown_outlook:
-            for event in self.outlook(step):
-                self._has_shown_outlook = True
-                yield event
-
-    def outlook(self, step: int) -> Iterable[Event]:
-        """The waterfall, its advice and its pictures as they are now; nothing before the first reading."""
-        event = self._outlook_event(step)
-        return () if event is None else (event,)
+    def _outlook_metrics(
+        self, reading: UtilizationReading, record: StepRecord | None, wall_s: float
+    ) -> dict[str, float]:
+        return self._outlook.metrics(reading, record, self.peak, wall_s=wall_s)
 
     @guarded("outlook")
-    def _outlook_event(self, step: int) -> Event | None:
+    def outlook(self, step: int, *, draw: bool) -> Event | None:
+        """The waterfall and its advice as they are now, with pictures where asked; None before the first reading."""
         with self._paused("outlook"):  # drawing takes a second that is not the training's
-            return self._outlook.card(self._record, self.peak, step)
+            card = self._outlook.card(self.peak, draw=draw)
+        if card is None:
+            return None
+        return Event(
+            kind="outlook", step=step, title="waterfall", text=card.text, payload=card.payload, figures=card.figures
+        )
 
 
-def _goodput(so_far: RunSoFar, rate: float | None) -> float | None:
-    flops, wall_s = so_far.model_flops, so_far.wall_s
-    return flops / (wall_s * rate) if flops is not None and wall_s > 0 and rate is not None else None
+def _report(
+    computed: UtilizationReading, verdict: Verdict, events: tuple[Event, ...], alerts: Sequence[Alert]
+) -> WindowReport:
+    diagnosed = (_diagnosis_event(verdict.fresh, computed),) if verdict.fresh else ()
+    return WindowReport(
+        verdict.reading,
+        (*events, *diagnosed, *map(_alert_event, alerts)),
+        verdict.is_impossible,
+        any(alert.kind in _LOSSES for alert in alerts),
+    )
+
+
+def _reading_event(reading: UtilizationReading, metrics: dict[str, float]) -> Event:
+    return Event(kind="reading", step=reading.last_step, metrics=metrics, payload=reading.to_dict())
+
+
+def _diagnosis_event(fresh: tuple[Diagnosis, ...], reading: UtilizationReading) -> Event:
+    payload = {"diagnoses": [d.to_dict() for d in fresh], "reading": reading.to_dict()}
+    text = diagnosis_text(fresh)
+    return Event(kind="diagnosis", step=reading.last_step, payload=payload, text=text, title="diagnosis")
+
+
+def _alert_event(alert: Alert) -> Event:
+    payload = alert.to_dict()
+    return Event(kind="alert", step=alert.step, payload=payload, text=alert.message, title=f"alert/{alert.kind}")

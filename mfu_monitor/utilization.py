@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mfu_monitor import metric_names
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.timing.step_window import StepWindow
 
-__all__ = ["UtilizationReading", "active_precision", "metrics_of", "read_utilization"]
+__all__ = [
+    "RunSummary",
+    "RunTally",
+    "UtilizationReading",
+    "active_precision",
+    "goodput",
+    "metrics_of",
+    "read_utilization",
+]
 
 MIXED_PRECISION_SHARE = 0.01
 """Above this share of FLOPs in another precision the weighted reading is given (DESIGN: 1%); below, it cannot move
@@ -136,6 +147,8 @@ def read_utilization(
     world_peak = _world_peak(window, rate)
     reason = _reason(window, peak, precision, rate, world_peak)
     exact = _fraction(_world(window, "model_flops"), window.elapsed_s, world_peak, reason)
+    if exact is None and reason is None:
+        reason = f"{window.model_flops} FLOPs in {window.elapsed_s} s at {world_peak} FLOP/s leave the range of numbers"
     palm = _scaled(exact, window.palm_model_flops, window.model_flops)
     return UtilizationReading(
         window=window,
@@ -158,7 +171,8 @@ def read_utilization(
 
 
 def _is_positive(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value > 0
+    """True for what can be divided by: 0 < value <= the largest float; integers may be larger than that."""
+    return value is not None and 0 < value <= sys.float_info.max
 
 
 def _device_rate(peak: DevicePeak | None, precision: str | None) -> float | None:
@@ -220,11 +234,13 @@ def _no_rate(peak: DevicePeak, precision: str) -> str:
 def _fraction(flops: float | None, elapsed_s: float, rate: float | None, reason: str | None) -> float | None:
     if reason is not None or flops is None or rate is None or not _is_positive(rate):
         return None
-    return flops / (elapsed_s * rate)
+    return _quotient(flops, elapsed_s * rate)
 
 
 def _scaled(value: float | None, numerator: int | None, denominator: int | None) -> float | None:
-    return value * numerator / denominator if value is not None and numerator is not None and denominator else None
+    if value is None or numerator is None or not denominator:
+        return None
+    return _quotient(value * numerator, denominator) if _is_positive(numerator) else 0.0 * value
 
 
 def _weighted(window: StepWindow, peak: DevicePeak | None, precision: str | None, reason: str | None) -> dict[str, Any]:
@@ -266,7 +282,7 @@ def _rates(window: StepWindow) -> dict[str, Any]:
         "device_model_flops_per_s": window.model_flops,
         "device_hardware_flops_per_s": window.hardware_flops,
     }
-    return {name: n / window.elapsed_s if usable and n is not None else None for name, n in amounts.items()}
+    return {name: _rate(n, window.elapsed_s) if usable else None for name, n in amounts.items()}
 
 
 def _exactness(window: StepWindow) -> str:
@@ -304,24 +320,13 @@ def metrics_of(reading: UtilizationReading, *, names: str = "mfu_monitor") -> di
 
 def _own_metrics(reading: UtilizationReading) -> dict[str, Any]:
     window = reading.window
+    times = {} if window.invalid_reason is not None else metric_names.STEP_TIME
     return {
-        "utilization/mfu": reading.mfu,
-        "utilization/hfu": reading.hfu,
-        "utilization/mfu_weighted": reading.mfu_weighted,
-        "utilization/attainable_mfu": reading.attainable_mfu,
-        "utilization/of_measured_peak": _of_measured_peak(reading),
-        "utilization/goodput_mfu": reading.goodput_mfu,
-        "throughput/tokens_per_s": reading.tokens_per_s,
-        "throughput/device/tokens_per_s": reading.device_tokens_per_s,
-        "throughput/samples_per_s": reading.samples_per_s,
-        "throughput/device/samples_per_s": reading.device_samples_per_s,
-        "throughput/device/model_flops_per_s": reading.device_model_flops_per_s,
-        "throughput/device/hardware_flops_per_s": reading.device_hardware_flops_per_s,
-        **_step_times(window),
-        "step_time/rank_spread": window.rank_spread,
-        "flops_per_step/model": _per_step(window, window.model_flops),
-        "flops_per_step/hardware": _per_step(window, window.hardware_flops),
-        "flops_per_step/recompute": _per_step(window, window.recompute_flops),
+        **{tag: getattr(reading, name) for name, tag in metric_names.OF_READING.items()},
+        metric_names.OF_MEASURED_PEAK: _of_measured_peak(reading),
+        metric_names.RANK_SPREAD: window.rank_spread,
+        **{tag: _per_step(window, getattr(window, name)) for name, tag in times.items()},
+        **{tag: _per_step(window, getattr(window, name)) for name, tag in metric_names.FLOPS_PER_STEP.items()},
     }
 
 
@@ -331,45 +336,146 @@ def _of_measured_peak(reading: UtilizationReading) -> float | None:
     return None if is_measured else reading.achievable_fraction
 
 
-def _step_times(window: StepWindow) -> dict[str, Any]:
-    if window.invalid_reason is not None:
-        return {}
-    seconds = {
-        "total_s": window.elapsed_s,
-        "data_wait_s": window.data_wait_s,
-        "forward_s": window.forward_s,
-        "backward_s": window.backward_s,
-        "optimizer_s": window.optimizer_s,
-        "h2d_copy_s": window.h2d_copy_s,
-        "between_s": window.between_s,
-        "other_s": window.other_s,
-    }
-    return {f"step_time/{name}": _per_step(window, value) for name, value in seconds.items()}
-
-
 def _per_step(window: StepWindow, value: float | None) -> float | None:
-    return value / window.steps if value is not None and window.steps > 0 else None
+    return _quotient(value, window.steps) if value is not None and window.steps > 0 else None
 
 
 def _throughput_monitor_metrics(reading: UtilizationReading) -> dict[str, Any]:
     """The names that Lightning's ThroughputMonitor logs in training; the world's only where there is more than one."""
     window = reading.window
-    usable = window.invalid_reason is None and _is_positive(window.elapsed_s)
-    batches = window.steps / window.elapsed_s if usable else None
-    device = {
-        "train/device/mfu": reading.mfu,
-        "train/device/flops_per_sec": reading.device_model_flops_per_s,
-        "train/device/items_per_sec": reading.device_tokens_per_s,
-        "train/device/samples_per_sec": reading.device_samples_per_s,
-        "train/device/batches_per_sec": batches,
+    usable_s = window.elapsed_s if window.invalid_reason is None else None
+    batches = _rate(window.steps, usable_s)
+    extra = {
+        "device_batches_per_s": batches,
+        "batches_per_s": None if batches is None else batches * window.world_size,
+        "model_flops_per_s": _rate(window.world_model_flops, usable_s),
     }
-    if window.world_size <= 1:
-        return device
-    world_flops = window.world_model_flops
-    return {
-        **device,
-        "train/flops_per_sec": world_flops / window.elapsed_s if usable and world_flops is not None else None,
-        "train/items_per_sec": reading.tokens_per_s,
-        "train/samples_per_sec": reading.samples_per_s,
-        "train/batches_per_sec": None if batches is None else batches * window.world_size,
+    names = {
+        **metric_names.THROUGHPUT_MONITOR,
+        **(metric_names.THROUGHPUT_MONITOR_WORLD if window.world_size > 1 else {}),
     }
+    return {tag: extra[name] if name in extra else getattr(reading, name) for name, tag in names.items()}
+
+
+def _rate(amount: float | None, seconds: float | None) -> float | None:
+    """An amount per second; None where either is not known, or where the quotient is no finite number."""
+    if amount is None or seconds is None or not _is_positive(seconds):
+        return None
+    return _quotient(amount, seconds)
+
+
+def _quotient(numerator: float, denominator: float) -> float | None:
+    """None where the arithmetic leaves the range of floats: a product that underflows to 0, a huge integer."""
+    try:
+        value = numerator / denominator
+    except (ZeroDivisionError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def goodput(run_model_flops: int | None, wall_s: float, rate: float | None) -> float | None:
+    """MFU of the run so far over all its wall time.
+
+    Args:
+        run_model_flops: of this rank, over all steps.
+        wall_s: seconds since the first step, whatever they went into.
+        rate: dense peak of this rank's device, FLOP/s.
+    """
+    if run_model_flops is None or rate is None or not (_is_positive(rate) and _is_positive(wall_s)):
+        return None
+    return _quotient(run_model_flops, wall_s * rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a whole run reached; ``str()`` of it is one sentence. Unknown is None.
+
+    Example:
+        >>> print(monitor.summary)
+    """
+
+    windows: int = 0
+    """Windows with a reading."""
+    steps: int = 0
+    """Training batches in them; counted and compiling ones are in no window."""
+    elapsed_s: float = 0.0
+    """Seconds of these windows."""
+    mfu: float | None = None
+    """Over the sum of all windows that have one."""
+    mfu_median: float | None = None
+    """Of the windows' MFU: what a usual window reached."""
+    hfu: float | None = None
+    exactness: str | None = None
+    """The weakest label of a window; None before the first."""
+    reason: str | None = None
+    """Why there is no MFU."""
+
+    def __str__(self) -> str:
+        if not self.windows:
+            return f"MFU: nothing was measured{f' ({self.reason})' if self.reason else ''}."
+        measured = f"over {self.steps:,} steps in {self.windows:,} windows"
+        if self.mfu is None or self.mfu_median is None:
+            return f"MFU: not known {measured}: {self.reason or 'no window had one'}."
+        label = "" if self.exactness == "exact" else f", {str(self.exactness).replace('_', ' ')}"
+        return (
+            f"MFU {100 * self.mfu:.3g}% in total, {100 * self.mfu_median:.3g}% in the median window, {measured}{label}."
+        )
+
+
+_KEPT_WINDOWS = 8192
+"""MFUs kept for the median; a longer run keeps every second, fourth, ... window."""
+_LABELS = ("exact", "presumed", "sampled", "upper_bound", "lower_bound", "unknown")
+"""From the strongest to the weakest."""
+
+
+class RunTally:
+    """Sums of a run's readings, in a bounded memory.
+
+    Example:
+        >>> tally = RunTally()
+        >>> tally.add(reading)
+        >>> tally.summary().mfu_median
+    """
+
+    def __init__(self) -> None:
+        self._windows = self._steps = 0
+        self._elapsed_s = self._known_s = 0.0
+        self._ideal_s = {"mfu": 0.0, "hfu": 0.0}
+        self._mfus: list[float] = []
+        self._stride = 1
+        self._label: str | None = None
+        self._reason: str | None = None
+
+    def add(self, reading: UtilizationReading) -> None:
+        """Take one window's reading as it was shown: what was withheld is in no sum."""
+        self._windows += 1
+        self._steps += reading.window.steps
+        self._elapsed_s += reading.elapsed_s
+        if reading.mfu is None:
+            self._reason = reading.reason
+            return
+        self._label = max((self._label or "exact", *reading.exactness.split("+")), key=_weakness)
+        self._known_s += reading.elapsed_s
+        self._ideal_s["mfu"] += reading.mfu * reading.elapsed_s
+        self._ideal_s["hfu"] += (reading.hfu or 0.0) * reading.elapsed_s
+        if self._windows % self._stride == 0:
+            self._mfus.append(reading.mfu)
+            if len(self._mfus) > _KEPT_WINDOWS:
+                self._mfus, self._stride = self._mfus[::2], 2 * self._stride
+
+    def summary(self) -> RunSummary:
+        """The run so far."""
+        return RunSummary(
+            windows=self._windows,
+            steps=self._steps,
+            elapsed_s=self._elapsed_s,
+            mfu=_rate(self._ideal_s["mfu"], self._known_s),
+            mfu_median=statistics.median(self._mfus) if self._mfus else None,
+            hfu=_rate(self._ideal_s["hfu"], self._known_s),
+            exactness=self._label,
+            reason=self._reason,
+        )
+
+
+def _weakness(label: str) -> int:
+    return _LABELS.index(label) if label in _LABELS else len(_LABELS)

@@ -141,6 +141,8 @@ def make_record(
 class RecordingSink:
     """Keeps what it is sent."""
 
+    shows_figures = True
+
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.closed = 0

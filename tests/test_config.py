@@ -63,11 +63,11 @@ def test_every_kind_of_peak_is_taken(peak: Any) -> None:
 
 @pytest.mark.parametrize("flops", [600, 6e2, np.int64(600), np.float32(600)])
 def test_the_users_flops_may_be_of_any_numeric_type(flops: Any) -> None:
-    config = MonitorConfig(flops_per_batch=flops)
-    assert RunFacts(None, config, torch.device("cpu")).flops_per_batch == 600.0
+    given = MonitorConfig(flops_per_batch=flops).flops_per_batch
+    assert RunFacts(None, torch.device("cpu"), flops_per_batch=given).flops_per_batch == 600.0
     model = torch.nn.Module()
     model.flops_per_batch = flops
-    assert RunFacts(model, MonitorConfig(), torch.device("cpu")).flops_per_batch == 600.0
+    assert RunFacts(model, torch.device("cpu")).flops_per_batch == 600.0
 
 
 def test_a_wrong_tokens_path_is_refused() -> None:

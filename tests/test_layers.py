@@ -13,26 +13,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "guard"),
+    ("errors", "metric_names"),
     ("internals", "hardware", "formulas"),
     ("counting",),
     ("steps", "timing"),
     ("utilization",),
     ("insights", "checks", "alerts"),
-    ("sinks", "logs", "config"),
+    ("sinks", "logs"),
+    ("config",),
     ("readings",),
-    ("monitor", "_", "mfu_monitor"),  # "mfu_monitor": the public names
+    ("monitor", "mfu_monitor"),  # "mfu_monitor": the public names
     ("callbacks", "cli"),
 )
-STILL_UPWARDS = {
-    "mfu_monitor.alerts.alerting (alerts) imports config",
-    "mfu_monitor.alerts.alerting (alerts) imports sinks",
-    "mfu_monitor.checks.run_facts (checks) imports config",
-    "mfu_monitor.checks.verdicts (checks) imports sinks",
-    "mfu_monitor.insights.outlook (insights) imports sinks",
-    "mfu_monitor.steps.step_counter (steps) imports config",
-}
-"""To be taken out one after the other."""
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 OPTIONAL = {"lightning", "pytorch_lightning", "transformers", "matplotlib", "fvcore", "tensorboard", "pynvml", "scipy"}
 
@@ -77,8 +69,6 @@ def part_of(name: str) -> str | None:
     first, *rest = name.split(".")
     if first != "mfu_monitor":
         return None
-    if rest and rest[0].startswith("_") and not rest[0].startswith("__"):
-        return "_"
     is_module = rest and ((ROOT / first / rest[0]).is_dir() or (ROOT / first / f"{rest[0]}.py").exists())
     return rest[0] if rest and (is_module or rest[0] == "callbacks") else "mfu_monitor"
 
@@ -125,7 +115,13 @@ def test_every_part_has_its_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_run_one_way(name: str) -> None:
-    assert [edge for edge in backward_edges(name, load(name, MODULES[name])) if edge not in STILL_UPWARDS] == []
+    assert backward_edges(name, load(name, MODULES[name])) == []
+
+
+def test_at_most_eighteen_rooms_and_none_is_private() -> None:
+    rooms = {part for name in MODULES if (part := part_of(name)) not in (None, "mfu_monitor", "callbacks")}
+    assert len(rooms) <= 18
+    assert not [room for room in rooms if str(room).startswith("_")]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -137,9 +133,7 @@ def test_parts_of_one_layer_do_not_import_each_other_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         own = part_of(name) or ""
-        upwards = {edge.rpartition(" ")[2] for edge in backward_edges(name, load(name, path)) if edge in STILL_UPWARDS}
-        found = {p for i in load(name, path) if (p := part_of(i.target)) not in (None, own, "_", "mfu_monitor")}
-        found -= upwards
+        found = {p for i in load(name, path) if (p := part_of(i.target)) not in (None, own, "mfu_monitor")}
         graph.setdefault(own, set()).update(found)
     try:
         TopologicalSorter(graph).prepare()

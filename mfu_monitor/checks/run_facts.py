@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from mfu_monitor.config import MonitorConfig
 from mfu_monitor.hardware.measure import cached_peak
 from mfu_monitor.hardware.properties import read_properties
 from mfu_monitor.timing.step_window import StepWindow
@@ -24,23 +23,32 @@ class RunFacts:
 
     Args:
         model: whose parameters are weighed; None without.
-        config: the options, with the user's claims.
         device: that the run computes on.
+        promised_precision, flops_per_batch, use_flops_per_batch: the user's claims, as in ``MonitorConfig``.
     """
 
-    def __init__(self, model: nn.Module | None, config: MonitorConfig, device: torch.device) -> None:
-        self._config = config
+    def __init__(
+        self,
+        model: nn.Module | None,
+        device: torch.device,
+        *,
+        promised_precision: str | None = None,
+        flops_per_batch: float | None = None,
+        use_flops_per_batch: bool = False,
+    ) -> None:
+        self._claimed = flops_per_batch
+        self._uses_claim = use_flops_per_batch
         self._device = device
         self._model = model
         self._measured: dict[str, float | None] = {}
         self._fixed = {**_bytes_of(model), **_device_facts(device)}
-        if config.promised_precision is not None:
-            self._fixed["promised_precision"] = config.promised_precision
+        if promised_precision is not None:
+            self._fixed["promised_precision"] = promised_precision
 
     @property
     def flops_per_batch(self) -> float | None:
         """The user's own figure: an option, or ``model.flops_per_batch`` as Lightning's ThroughputMonitor wants it."""
-        value = self._config.flops_per_batch or getattr(self._model, "flops_per_batch", None)
+        value = self._claimed or getattr(self._model, "flops_per_batch", None)
         if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value <= sys.float_info.max:
             return None  # numpy's numbers are Real too; what is above a float's range, or is no number, is no figure
         return float(value) if float(value) > 0 else None
@@ -48,7 +56,7 @@ class RunFacts:
     @property
     def uses_own_figure(self) -> bool:
         """True where MFU is to be reported by the user's figure."""
-        return self._config.use_flops_per_batch and self.flops_per_batch is not None
+        return self._uses_claim and self.flops_per_batch is not None
 
     def achievable_flops_per_s(self, precision: str | None) -> float | None:
         """The best product measured on this device by an earlier run or ``mfu-monitor bench``; None without one."""

@@ -1,10 +1,12 @@
-"""The outlook stage of the monitor: what the step could reach, where the rest went, and how long the run will take."""
+"""What the step could reach, where the rest went, and how long the run will take."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_monitor.counting.step_record import StepRecord
@@ -13,14 +15,25 @@ from mfu_monitor.insights.advice import advise
 from mfu_monitor.insights.planning import RemainingWork, remaining_work
 from mfu_monitor.insights.roofline import attainable_mfu
 from mfu_monitor.insights.waterfall import Waterfall, waterfall
-from mfu_monitor.sinks.base import Event
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["Outlook"]
+__all__ = ["Outlook", "OutlookCard"]
 
 _OWN_SHARE = 0.0005
 """Share of the run's time that the outlook may take on the host; beyond it windows go without a waterfall."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutlookCard:
+    """The waterfall of the latest window, as people read it."""
+
+    text: str
+    """Markdown: the waterfall, its advice, the time that is left."""
+    payload: Mapping[str, Any]
+    """The same in plain types."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Pictures by tag."""
 
 
 class Outlook:
@@ -37,6 +50,7 @@ class Outlook:
         self._for: tuple[StepRecord, DevicePeak] | None = None
         self._attainable: float | None = None
         self._latest: Waterfall | None = None
+        self._explains: StepRecord | None = None
         self._left: RemainingWork | None = None
         self._spent_s = 0.0
 
@@ -63,7 +77,7 @@ class Outlook:
         found = dict(self._remaining(reading.window))
         if record is not None and reading.mfu is not None and self._spent_s <= _OWN_SHARE * wall_s:
             began_s = time.perf_counter()
-            self._latest = waterfall(record, peak, reading.window)
+            self._latest, self._explains = waterfall(record, peak, reading.window), record
             found |= self._latest.metrics()
             self._spent_s += time.perf_counter() - began_s
         return found
@@ -82,17 +96,22 @@ class Outlook:
         self._left = work
         return {} if work is None else work.metrics()
 
-    def card(self, record: StepRecord | None, peak: DevicePeak | None, step: int) -> Event | None:
-        """The waterfall with its advice, and pictures where matplotlib is installed; None before a window."""
-        if self._latest is None or record is None or self._latest.mfu is None:
+    def card(self, peak: DevicePeak | None, *, draw: bool) -> OutlookCard | None:
+        """The waterfall of the latest window with its advice; None before a window has one.
+
+        Args:
+            peak: the device's peak.
+            draw: with pictures, where matplotlib is installed.
+        """
+        if self._latest is None or self._explains is None or self._latest.mfu is None:
             return None
-        lines = [str(advice) for advice in advise(record, peak, self._latest)]
+        lines = [str(advice) for advice in advise(self._explains, peak, self._latest)]
         advice = "\n".join(f"- {line}" for line in lines)
         text = self._latest.markdown() + (f"\n\n**What would help most**\n\n{advice}" if lines else "")
         if self._left is not None:
             text += f"\n\n**At the present pace**: {self._left.text()}"
-        return Event(kind="outlook", step=step, text=text, title="waterfall", figures=self._figures(record, peak),
-                     payload={"waterfall": _plain(self._latest), "advice": lines})  # fmt: skip
+        payload = {"waterfall": _plain(self._latest), "advice": lines}
+        return OutlookCard(text, payload, self._figures(self._explains, peak) if draw else {})
 
     def _figures(self, record: StepRecord, peak: DevicePeak | None) -> dict[str, Any]:
         if importlib.util.find_spec("matplotlib") is None:

@@ -31,7 +31,10 @@ class Event:
 
 
 class Sink(Protocol):
-    """Receives events; must not block training. An exception turns the sink off, with one warning."""
+    """Receives events; must not block training. An exception turns the sink off, with one warning.
+
+    A sink that shows pictures says so with ``shows_figures = True``; without such a sink none are drawn.
+    """
 
     def emit(self, event: Event) -> None:
         """Take one event."""

@@ -1,14 +1,16 @@
-"""Alerts to people in the process itself: Python's logging, and a function of the user's."""
+"""Where alerts go beside the sinks of the readings: Python's logging, a function of the user's, a webhook."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
-from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.sinks.base import Event
+from mfu_monitor.errors import ConfigurationError, StageDisabledWarning, warn
+from mfu_monitor.sinks.base import Event, Sink
+from mfu_monitor.sinks.webhook import WEBHOOK_URL_VARIABLE, WebhookSink
 
-__all__ = ["CallableSink", "LoggingSink"]
+__all__ = ["CallableSink", "LoggingSink", "alert_sinks"]
 
 
 class LoggingSink:
@@ -64,3 +66,29 @@ class CallableSink:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def alert_sinks(function: Callable[[Event], object] | None, webhook: str | None) -> list[Sink]:
+    """The sinks that alerts go to.
+
+    Args:
+        function: called with each alert's event; None for none.
+        webhook: address that alerts are posted to; None: the environment variable MFU_MONITOR_WEBHOOK_URL, if set.
+    """
+    sinks: list[Sink] = [LoggingSink()]
+    if function is not None:
+        sinks.append(CallableSink(function))
+    if webhook is not None:
+        sinks.append(WebhookSink(webhook))
+    elif os.environ.get(WEBHOOK_URL_VARIABLE):
+        sinks += _webhook_of_the_environment()
+    return sinks
+
+
+def _webhook_of_the_environment() -> list[Sink]:
+    """A variable is set far from the script, often for a cluster: a wrong one must not cost the run its metrics."""
+    try:
+        return [WebhookSink()]
+    except ConfigurationError as error:
+        warn(f"{WEBHOOK_URL_VARIABLE}: {error} Alerts go to the other sinks only.", StageDisabledWarning)
+        return []

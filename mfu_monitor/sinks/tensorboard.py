@@ -50,6 +50,8 @@ class TensorBoardSink:
         >>> monitor = mm.Monitor(model, sinks=[TensorBoardSink(SummaryWriter("runs/a"))])
     """
 
+    shows_figures = True
+
     def __init__(self, experiment: Any, *, scalars: bool = True, layout: bool = True) -> None:
         self._experiment = experiment
         self._scalars = scalars

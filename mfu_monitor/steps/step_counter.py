@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from mfu_monitor.config import MonitorConfig
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.guard import Stages, guarded
+from mfu_monitor.errors import Stages, guarded
 from mfu_monitor.steps.batch import (
     BatchCounts,
     batch_counts,
@@ -24,7 +23,7 @@ from mfu_monitor.steps.schedule import CountSchedule
 from mfu_monitor.steps.totals import SignatureEntry, StepLedger
 from mfu_monitor.steps.trainable import TrainableParameters
 
-__all__ = ["StepCounter", "StepOutcome"]
+__all__ = ["StepCounter", "StepOutcome", "WindowHeld"]
 
 _NO_EXCEPTION = (None, None, None)
 _MOST_SEARCHES = 8
@@ -44,13 +43,27 @@ class StepOutcome:
     is_recompile: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WindowHeld:
+    """What the steps of a closed window held."""
+
+    fields: Mapping[str, Any]
+    """Of ``StepWindow``, those that are not time."""
+    record: StepRecord | None
+    """Of the signature that most of its model FLOPs belong to: what explains this window."""
+    run_model_flops: int | None
+    """Of all the run's steps up to here, counted ones too."""
+    sums: Callable[[], dict[str, int | None] | None] | None = None
+    """Gives the tokens that are not padding, once the device has added them up."""
+
+
 class StepCounter:
     """Counts some steps and replays their counts for the others. A replayed step costs a look-up.
 
     Args:
         model: whose parameters and modules; None without names and signatures of parameters.
-        config: the options.
         stages: where failures are kept.
+        count, max_overhead, tokens, count_padding, count_no_grad_as_model: as in ``MonitorConfig``.
         counter_factory: makes a context manager with ``record``; ``FlopCounter`` by default.
         compile_counter: a number that changes when something is compiled.
     """
@@ -58,22 +71,26 @@ class StepCounter:
     def __init__(
         self,
         model: nn.Module | None,
-        config: MonitorConfig,
         stages: Stages,
         *,
+        count: str = "auto",
+        max_overhead: float = 0.002,
+        tokens: str | Callable[[Any], Any] | None = None,
+        count_padding: bool = False,
+        count_no_grad_as_model: bool = False,
         counter_factory: Callable[[nn.Module | None], Any] | None,
         compile_counter: Callable[[], int],
     ) -> None:
         self.ledger = StepLedger()
         self._model = model
         self._stages = stages
-        self._every_step = config.count == "every_step"
-        self._make_counter = counter_factory or _flop_counter_factory(config)
+        self._every_step = count == "every_step"
+        self._make_counter = counter_factory or _flop_counter_factory(count_no_grad_as_model)
         self._compile_counter = compile_counter
-        self._schedule = CountSchedule(max_overhead=config.max_overhead, every_step=self._every_step)
-        self._tokens_function = resolve_tokens_function(config.tokens)
+        self._schedule = CountSchedule(max_overhead=max_overhead, every_step=self._every_step)
+        self._tokens_function = resolve_tokens_function(tokens)
         self._trainable = TrainableParameters(model)
-        self._padding = PaddingCounter() if config.count_padding else None
+        self._padding = PaddingCounter() if count_padding else None
         self._read_padding: Callable[[], Any] = lambda: None
         self._padding_tokens: int | None = None
         self._padding_sums: Any = None
@@ -224,23 +241,34 @@ class StepCounter:
         if self._counter is not None:
             self._leave(exc_info)
 
-    def take_window(self) -> Callable[[], dict[str, Any] | None]:
-        """Close the window: a function that gives its fields that are not time, or None while they are on their way."""
-        fields = self._take_fields() or {}
-        read = self._padding.take() if self._padding is not None else None
+    def take_window(self) -> WindowHeld:
+        """Close the window: what its steps held. Sums that are still on the device come with ``finished``."""
+        sums = self._take_padding()
+        return WindowHeld(self._take_fields() or {}, self.ledger.window_record, self._model_flops(), sums)
 
-        def work() -> dict[str, Any] | None:
-            sums = None if read is None else read()
-            if read is not None and sums is None:
-                return None
-            return self._with_padding({**fields, **(sums or {})})
+    @guarded("padding")
+    def _take_padding(self) -> Callable[[], dict[str, int | None] | None] | None:
+        return None if self._padding is None else self._padding.take()
 
-        return work
+    @guarded("accounting")
+    def _model_flops(self) -> int | None:
+        return self.ledger.totals["model_flops"]
+
+    def finished(self, held: WindowHeld) -> dict[str, Any] | None:
+        """The window's fields that are not time; None while a part of them is on its way from the device."""
+        is_read, sums = self._read_sums(held) or (True, None)
+        return self._with_padding({**held.fields, **(sums or {})}) or dict(held.fields) if is_read else None
+
+    @guarded("padding")
+    def _read_sums(self, held: WindowHeld) -> tuple[bool, dict[str, int | None] | None]:
+        sums = None if held.sums is None else held.sums()
+        return held.sums is None or sums is not None, sums
 
     @guarded("accounting")
     def _take_fields(self) -> dict[str, Any]:
         return self.ledger.take_window()
 
+    @guarded("padding")
     def _with_padding(self, fields: dict[str, Any]) -> dict[str, Any]:
         tokens, not_padding = fields.get("tokens"), fields.get("tokens_not_padding")
         if not_padding is None:
@@ -250,11 +278,11 @@ class StepCounter:
         return {**fields, "padding_share": share}
 
 
-def _flop_counter_factory(config: MonitorConfig) -> Callable[[nn.Module | None], Any]:
+def _flop_counter_factory(count_no_grad_as_model: bool) -> Callable[[nn.Module | None], Any]:
     def make(model: nn.Module | None) -> Any:
         # Imported on the first counted step: a monitor that is only made should cost nothing.
         from mfu_monitor.counting.counter import FlopCounter
 
-        return FlopCounter(model, count_no_grad_as_model=config.count_no_grad_as_model)
+        return FlopCounter(model, count_no_grad_as_model=count_no_grad_as_model)
 
     return make

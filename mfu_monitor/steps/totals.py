@@ -134,6 +134,8 @@ class StepLedger:
         self._optimizer_steps: int | None = 0
         self._excluded_optimizer_steps = 0
         self._totals: dict[str, int | None] = dict.fromkeys(_TOTALS, 0)
+        self.window_record: StepRecord | None = None
+        """Of the signature that most model FLOPs of the window taken last belong to; None where none was counted."""
 
     def entry(self, signature: Hashable, counts: BatchCounts) -> SignatureEntry:
         """The entry of a signature, made on first sight."""
@@ -194,6 +196,7 @@ class StepLedger:
             "flops_spread": max((entry.spread or 0.0 for entry, _, _ in included if entry.recent), default=None),
         }
         self._totals = self.totals
+        self.window_record = _record_of(included)
         for entry in self._touched:
             entry.use = _Use()
         self._touched = []
@@ -245,6 +248,11 @@ class StepLedger:
         if not uses:
             return dict.fromkeys((*_PARTS, "hardware_flops"))
         return _window_fields(sums)
+
+
+def _record_of(uses: Iterable[tuple[SignatureEntry, int, list[BatchCounts]]]) -> StepRecord | None:
+    weights = [(entry.record.model_flops * steps, entry.record) for entry, steps, _ in uses if entry.record is not None]
+    return max(weights, key=lambda weight: weight[0])[1] if weights else None
 
 
 _TOTALS = ("steps", "optimizer_steps", *_COUNT_FIELDS, *_PARTS, "hardware_flops")

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["StepWindow"]
+from mfu_monitor.counting.step_record import StepRecord
+
+__all__ = ["ClosedWindow", "StepWindow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +107,16 @@ class StepWindow:
         if known.get("throttle_reasons") is not None:
             known["throttle_reasons"] = tuple(known["throttle_reasons"])  # JSON has lists only
         return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWindow:
+    """A window, the count that explains it, and where the run stood when it closed."""
+
+    window: StepWindow
+    record: StepRecord | None = None
+    """Of the signature that most of the window's model FLOPs belong to."""
+    run_model_flops: int | None = None
+    """Of all steps of the run so far, those left out of windows too."""
+    run_wall_s: float = 0.0
+    """All time of the run so far."""

@@ -69,7 +69,6 @@ class _Pending:
 
     edges: _Edges
     steps: _Steps
-    work: Callable[[], Mapping[str, Any] | None]
 
 
 class WindowBuilder:
@@ -214,19 +213,20 @@ class WindowBuilder:
         del self._pauses[len(self._pauses) - 1 - self._pauses[::-1].index(reason)]
         self._cut(_OUT + self._pauses[-1] if self._pauses else self._label_under_pause)
 
-    def close_window(self, work: Callable[[], Mapping[str, Any] | None] = dict) -> None:
+    def close_window(self) -> bool:
         """Close the window at the end of its last step; the time since then belongs to the next one.
 
-        Args:
-            work: gives the fields of ``StepWindow`` that are not time (tokens, FLOPs); None while they are not known.
+        Returns:
+            False where no step has ended since the last window: then there is no window.
         """
         if not self.has_steps:
-            return
+            return False
         closed, self._edges = self._edges.split(self._gap_from)
         self._closed_wall_s += closed.host_s[-1] - closed.host_s[0]
-        self._pending.append(_Pending(closed, self._steps, work))
+        self._pending.append(_Pending(closed, self._steps))
         self._gap_from = 0
         self._steps = _Steps()
+        return True
 
     def end_reporting(self) -> None:
         """The time since the last step's end went into reporting, and is no wait for data."""
@@ -245,7 +245,7 @@ class WindowBuilder:
         self._pauses.clear()
 
     def resolved(self) -> list[StepWindow]:
-        """The closed windows whose marks are all reached by now, oldest first. Never waits."""
+        """The closed windows whose marks are all reached by now, oldest first: their time alone. Never waits."""
         windows: list[StepWindow] = []
         while self._pending:
             window = self._resolve(self._pending[0])
@@ -258,8 +258,7 @@ class WindowBuilder:
 
     def _resolve(self, pending: _Pending) -> StepWindow | None:
         seconds = _seconds_between(self.clock, pending.edges.marks)
-        work = None if seconds is None else pending.work()
-        if seconds is None or work is None:
+        if seconds is None:
             return None
         times = _window_times(pending.edges, seconds, self._phases_seen)
         assert pending.steps.first is not None
@@ -270,7 +269,7 @@ class WindowBuilder:
             excluded_steps=pending.steps.excluded,
             recompiles=pending.steps.recompiles,
             clock_name=self.clock.name,
-            **{**times, **work},
+            **times,
         )
 
     def _release(self, marks: Iterable[Mark]) -> None:

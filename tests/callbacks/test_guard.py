@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.callbacks._guard import Guarded, guarded
 from mfu_monitor.callbacks._patch import wrap_method
-from mfu_monitor.errors import ImpossibleReadingError, StageDisabledWarning
+from mfu_monitor.errors import Guarded, ImpossibleReadingError, StageDisabledWarning, guarded_hook
 
 
 class Adapter(Guarded):
     def __init__(self, error: BaseException | None = None) -> None:
         self.error, self.calls, self.released = error, 0, 0
 
-    @guarded
+    @guarded_hook
     def hook(self) -> None:
         self.calls += 1
         if self.error is not None:

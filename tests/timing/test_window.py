@@ -396,11 +396,10 @@ class TestDeviceClock:
         assert [w.elapsed_s for w in builder.resolved()] == [approx(s) for s in run_seconds]
 
 
-def test_work_that_is_not_known_yet_holds_the_window(fake_clock: Any) -> None:
+def test_a_window_without_a_step_is_no_window(fake_clock: Any) -> None:
     builder = WindowBuilder(clock=fake_clock, host_clock=fake_clock)
-    known: list[dict[str, int]] = []
+    assert not builder.close_window()
     run_step(builder, fake_clock, 1.0)
-    builder.close_window(lambda: known[0] if known else None)
-    assert builder.resolved() == []
-    known.append({"tokens": 5})
-    assert only_window(builder).tokens == 5
+    assert builder.close_window()
+    assert not builder.close_window()
+    assert len(builder.resolved()) == 1
