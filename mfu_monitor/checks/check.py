@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_monitor.checks import numerator_causes, peak_causes, scale_causes, time_causes
-from mfu_monitor.checks.case import Case
-from mfu_monitor.checks.diagnosis import Diagnosis, Evidence
-from mfu_monitor.checks.hypothesis import ranked
+from mfu_monitor.checks.causes import find_causes
+from mfu_monitor.checks.diagnosis import Diagnosis
+from mfu_monitor.checks.evidence import Case, Evidence
 from mfu_monitor.checks.limits import CHECKS
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["CAUSES", "CAUSE_CODES", "check"]
-
-CAUSES: Mapping[str, Callable[[Case], Iterator[Diagnosis | None]]] = {
-    "clock_went_backwards": time_causes.clock_went_backwards,
-    "unsynced_timer": time_causes.unsynced_timer,
-    "warmup_in_window": time_causes.warmup_in_window,
-    "sparse_peak": peak_causes.sparse_peak,
-    "wrong_precision_peak": peak_causes.wrong_precision_peak,
-    "wrong_device_peak": peak_causes.wrong_device_peak,
-    "autocast_not_active": peak_causes.autocast_not_active,
-    "wrong_token_count": scale_causes.wrong_token_count,
-    "wrong_N": scale_causes.wrong_n,
-    "recompute_in_mfu": numerator_causes.recompute_in_mfu,
-    "causal_counted_dense": numerator_causes.causal_counted_dense,
-    "macs_as_flops": numerator_causes.macs_as_flops,
-    "forward_only": numerator_causes.forward_only,
-    "double_counted": numerator_causes.double_counted,
-    "cumulative_numerator": scale_causes.cumulative_numerator,
-    "accumulation": scale_causes.accumulation,
-    "world_size": scale_causes.world_size,
-    "nominal_clock_exceeded": peak_causes.nominal_clock_exceeded,
-}
-"""In the order in which equally supported causes are told."""
-
-CAUSE_CODES = tuple(CAUSES)
+__all__ = ["check"]
 
 
 def check(
@@ -72,7 +47,7 @@ def check(
         'macs_as_flops'
     """
     case = Case.of(reading, record, peak, _evidence(evidence, more))
-    causes = ranked(d for cause in CAUSES.values() for d in cause(case) if d is not None)
+    causes = find_causes(case)
     named = [d for d in causes if d.severity != "note"]
     checks = [_explained(d, named) for test in CHECKS if (d := test(case)) is not None]
     notes = [d for d in causes if d.severity == "note"]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mfu_monitor.checks.case import HARD_LIMIT, SOFT_LIMIT, Case, finite
 from mfu_monitor.checks.diagnosis import Diagnosis
+from mfu_monitor.checks.evidence import Case, finite
 
-__all__ = [
-    "CHECKS",
-    "CHECK_CODES",
-    "faster_than_bandwidth",
-    "hfu_below_mfu",
-    "hfu_over_peak",
-    "lower_bound",
-    "mfu_over_peak",
-    "rate_is_none",
-    "suspicious_mfu",
-    "weighted_over_peak",
-]
+__all__ = ["CHECKS", "CHECK_CODES", "HARD_LIMIT", "PLAUSIBLE_MFU", "SOFT_LIMIT", "SUSPICIOUS_NOTE", "is_impossible"]
+
+SOFT_LIMIT = 1.00
+"""By definition no dense product runs above the peak at the sheet's clock."""
+
+HARD_LIMIT = 1.05
+"""Above it a boost clock is no excuse: bare matrix products exceed the sheet by a few hundredths where a part boosts,
+and a whole training step stays far below its best product, since softmax, norms, the optimizer and waiting count no
+FLOPs and take time."""
+
+PLAUSIBLE_MFU = (0.001, 0.80)
+"""Where a training step's MFU can lie. Good published runs reach 0.46 (PaLM, https://arxiv.org/abs/2204.02311) to 0.54
+(Korthikanti et al., https://arxiv.org/abs/2205.05198); large bare products, about 0.8 of the sheet, bound what a step
+can do. Below a thousandth nothing is impossible, but no correction that leads there convinces."""
 
 SUSPICIOUS_NOTE = 0.60
 SUSPICIOUS_WARNING = 0.80
@@ -37,6 +39,12 @@ _GENERIC_FIX = (
     "Compare the peak with `mfu-monitor peaks`, the FLOPs with `mfu-monitor count`, and time the step by the device's "
     "own clock; docs/diagnoses.md shows how."
 )
+
+
+def is_impossible(case: Case) -> bool:
+    """True when MFU or HFU is above what clocks can excuse."""
+    values = (case.bounded_mfu, finite(case.reading.hfu_weighted) or case.hfu)
+    return any(value is not None and value > HARD_LIMIT for value in values)
 
 
 def _percent(value: float) -> str:

@@ -1,33 +1,23 @@
-"""One reading with all that is known about it: what every check and every cause looks at."""
+"""What is known beside a reading, and both together with the device's row: what every check and cause looks at."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mfu_monitor.checks.cause_table import TableRow, table_row
-from mfu_monitor.checks.diagnosis import Evidence
 from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.hardware.lookup import find_row
+from mfu_monitor.hardware.properties import DeviceProperties
+from mfu_monitor.hardware.table import PeakRow
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["HARD_LIMIT", "PLAUSIBLE_MFU", "SOFT_LIMIT", "Case", "finite", "in_band"]
-
-SOFT_LIMIT = 1.00
-"""By definition no dense product runs above the peak at the sheet's clock."""
-
-HARD_LIMIT = 1.05
-"""Above it a boost clock is no excuse: bare matrix products exceed the sheet by a few hundredths where a part boosts,
-and a whole training step stays far below its best product, since softmax, norms, the optimizer and waiting count no
-FLOPs and take time."""
-
-PLAUSIBLE_MFU = (0.001, 0.80)
-"""Where a training step's MFU can lie. Good published runs reach 0.46 (PaLM, https://arxiv.org/abs/2204.02311) to 0.54
-(Korthikanti et al., https://arxiv.org/abs/2205.05198); large bare products, about 0.8 of the sheet, bound what a step
-can do. Below a thousandth nothing is impossible, but no correction that leads there convinces."""
+__all__ = ["Case", "Evidence", "finite"]
 
 
 def finite(value: float | None) -> float | None:
@@ -35,9 +25,79 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def in_band(mfu: float | None, highest: float = PLAUSIBLE_MFU[1]) -> bool:
-    """True when a corrected MFU is plausible; an unknown one contradicts nothing."""
-    return mfu is None or PLAUSIBLE_MFU[0] <= mfu <= highest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What somebody claimed, and what else is known: everything is optional, None is unknown.
+
+    *Claims* are figures under question (the user's own FLOPs, another tool's MFU). *Witnesses* are facts that a cause
+    must agree with before it is named.
+
+    Example:
+        >>> mm.check(reading, record, evidence=Evidence(flops_per_batch=model.flops_per_batch))
+
+    Raises:
+        ConfigurationError: a figure is negative.
+    """
+
+    # Claims.
+    flops_per_batch: float | None = None
+    """FLOPs of one training batch on one rank, as the user's own formula gives them (Lightning's contract)."""
+    flops_per_batch_is_used: bool = False
+    """True where the window's model FLOPs are the user's and not our count (honoured, because asked to)."""
+    reported_mfu: float | None = None
+    """MFU of the same window by another tool, as a fraction."""
+    claimed_parameters: float | None = None
+    """The N that the user's formula (6 N D) used."""
+    claimed_tokens: float | None = None
+    """Tokens of this rank's window, as another tool or the user counted them."""
+    promised_precision: str | None = None
+    """What the configuration promises: ``"bf16-mixed"``, ``"16-true"``, ``"bf16"``."""
+
+    # Witnesses on the model and the loop.
+    parameters: float | None = None
+    """All parameters by their logical shapes, each once."""
+    embedding_parameters: float | None = None
+    """Those of look-ups only: they take part in no product."""
+    inactive_expert_parameters: float | None = None
+    """Those of experts that one token does not pass through."""
+    stored_parameters: float | None = None
+    """Sum of ``numel`` of the tensors as they lie on this rank: a shard's part, packed 4-bit weights as bytes."""
+    parameter_bytes: float | None = None
+    """Bytes of the weights that one batch must read on this rank."""
+    gradient_bytes: float | None = None
+    """Bytes of the gradients that one batch must write on this rank."""
+    accumulate_grad_batches: int | None = None
+    input_elements: float | None = None
+    """Elements of this rank's inputs in the window (pixels x channels, for images)."""
+
+    # Witnesses on time.
+    step_times_s: tuple[float, ...] = ()
+    """Seconds of each step of the window, in order."""
+    timestamps_s: tuple[float, ...] = ()
+    """Times of readings or steps, in the order in which they were written."""
+    mfu_history: tuple[tuple[int, float], ...] = ()
+    """(last step, MFU) of earlier readings, oldest first."""
+    device_elapsed_s: float | None = None
+    """Seconds of the window by the device's own clock, where the window's are the host's."""
+
+    # Witnesses on the device.
+    device_name: str | None = None
+    """What the driver says the device is, where the reading's name came from elsewhere."""
+    sm_count: int | None = None
+    """Multiprocessors (compute units) that the driver reports."""
+    achievable_flops_per_s: float | None = None
+    """The best matrix product measured on this device at the active precision."""
+    max_clock_ratio: float | None = None
+    """Maximum clock over the clock of the sheet's figure; looked up where it is None."""
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, int | float) and not value >= 0:
+                raise ConfigurationError(
+                    f"Evidence({f.name}={value!r}): a figure of at least 0 was expected, or None where it is unknown, "
+                    f"for example Evidence({f.name}=None)."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +108,7 @@ class Case:
     record: StepRecord | None = None
     peak: DevicePeak | None = None
     evidence: Evidence = field(default_factory=Evidence)
-    row: TableRow | None = None
+    row: PeakRow | None = None
     """The device's row in the table of peaks."""
 
     @classmethod
@@ -61,7 +121,7 @@ class Case:
     ) -> Case:
         """Look the device up and put everything together."""
         name = evidence.device_name or reading.device_name or (peak.device_name if peak else "")
-        return cls(reading=reading, record=record, peak=peak, evidence=evidence, row=table_row(name))
+        return cls(reading=reading, record=record, peak=peak, evidence=evidence, row=_table_row(name))
 
     @property
     def window(self) -> StepWindow:
@@ -97,12 +157,6 @@ class Case:
         if computed is not None and math.isclose(self.mfu, computed, rel_tol=0.005):
             return self.mfu
         return self.mfu * model / palm
-
-    @property
-    def is_impossible(self) -> bool:
-        """True when MFU or HFU is above what clocks can excuse."""
-        values = (self.bounded_mfu, finite(self.reading.hfu_weighted) or self.hfu)
-        return any(value is not None and value > HARD_LIMIT for value in values)
 
     @property
     def precision(self) -> str | None:
@@ -183,7 +237,8 @@ class Case:
     @property
     def clock_ratio(self) -> float | None:
         """The clock that was read in the window over the sheet's; the highest there is where none was read."""
-        read, sheet = self.window.sm_clock_mhz, self.row.sheet_clock_mhz if self.row else None
+        read = self.window.sm_clock_mhz
+        sheet = self.row.tensor_clock_mhz or self.row.boost_clock_mhz if self.row else None
         return read / sheet if read and sheet else self.max_clock_ratio
 
     @property
@@ -201,14 +256,13 @@ class Case:
         precision = self.precision or ""
         if self.peak is not None and self.peak.source.startswith("table"):
             return self.peak.flops_per_s_by_precision.get(precision)
-        whole = self.row.dense.get(precision) if self.row else None
+        whole = self.row.flops_per_s_by_precision().get(precision) if self.row else None
         return _times(whole, self.share_of_part) if self.share_of_part is not None else None
 
     @property
     def share_of_part(self) -> float | None:
         """This device's multiprocessors over the whole part's; None for a slice of unknown size."""
-        whole = self.evidence.table_sm_count or (self.row.sm_count if self.row else None)
-        present = self.evidence.sm_count
+        whole, present = self.row.sm_count if self.row else None, self.evidence.sm_count
         if whole and present:
             return present / whole
         return None if " MIG" in self.device_name else 1.0
@@ -232,10 +286,13 @@ class Case:
         flops, elapsed = self.window.model_flops, self.window.elapsed_s
         return flops / elapsed if flops and elapsed > 0 else _times(self.mfu, self.peak_flops_per_s or 0) or None
 
-    def replace_reading(self, **changes: object) -> Case:
-        """The same case with other figures in its reading."""
-        return dataclasses.replace(self, reading=dataclasses.replace(self.reading, **changes))  # type: ignore[arg-type]
-
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
+
+
+@functools.lru_cache(maxsize=256)
+def _table_row(device_name: str) -> PeakRow | None:
+    """The row of a device by its driver's name; a slice (MIG) has its parent's row. Never warns."""
+    parent = device_name.split(" MIG")[0].strip()
+    return find_row(DeviceProperties(name=parent)).row if parent else None
