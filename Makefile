@@ -4,7 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-OLDEST := .venv-oldest
+# The versions that the tests are run with beside the pinned ones; docs/versions.md shows what came of it.
+OLDEST_TORCH := 2.9.1
+NEWEST_TORCH := 2.14.1
+NEWEST_TESTS := tests/conformance tests/counting tests/callbacks tests/examples
+TORCH ?= $(NEWEST_TORCH)
+LIGHTNING ?=
+TRANSFORMERS ?=
+TORCH_ENV := .venv-torch-$(TORCH)$(addprefix -lightning-,$(LIGHTNING))$(addprefix -transformers-,$(TRANSFORMERS))$(patsubst %,-%,$(filter python3.%,$(PYTHON)))
 COMPARE := .venv-compare
 COUNTERS := deepspeed==0.19.8 calflops==0.3.2 thop==0.1.1.post2209072238 ptflops==0.7.5
 TYPING := build/typing
@@ -13,7 +20,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare bench-diagnosis bench-overhead bench-alerts test-oldest clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,13 +92,42 @@ bench-overhead: $(STAMP) ## What watching costs, against the bare loop and torch
 bench-alerts: $(STAMP) ## Injected slowdowns against the cause that the alert names
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/alerts.py
 
+env-torch: $(TORCH_ENV)/.installed ## Make the environment of TORCH=..., of LIGHTNING= and TRANSFORMERS= too
+
+show-env:
+	@echo $(TORCH_ENV)
+
+# The pinned versions with the asked-for lines in the place of theirs.
+$(TORCH_ENV)/.installed: pyproject.toml constraints.txt
+	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
+	sed -e 's/^torch==.*/torch==$(TORCH)/' \
+	  $(if $(LIGHTNING),-e 's/^lightning==.*/lightning==$(LIGHTNING)/' -e 's/^pytorch-lightning==.*/pytorch-lightning==$(LIGHTNING)/') \
+	  $(if $(TRANSFORMERS),-e '/^\(huggingface_hub\|tokenizers\)==/d' -e 's/^transformers==.*/transformers==$(TRANSFORMERS)/') \
+	  constraints.txt > $(TORCH_ENV)/constraints.txt
+	$(TORCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt torch
+	$(TORCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt -e '.[test]'
+	@touch $@
+
+test-torch: $(TORCH_ENV)/.installed ## Run the tests with another torch: make test-torch TORCH=2.14.1
+	$(TEST_ENV) $(TORCH_ENV)/bin/python -m pytest -n 2 -m "not gpu" $(TEST_ARGS)
+
+test-newest: ## Run the tests with the newest torch that they were run with
+	$(MAKE) test-torch TORCH=$(NEWEST_TORCH)
+
 test-oldest: ## Run the tests with the oldest torch that is supported
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	grep -v '^torch==' constraints.txt > $(OLDEST)/constraints.txt && echo 'torch==2.9.*' >> $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --quiet -c $(OLDEST)/constraints.txt torch
-	$(OLDEST)/bin/python -m pip install --quiet -c $(OLDEST)/constraints.txt -e '.[test]'
-	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -n 2 -m "not gpu" $(TEST_ARGS)
+	$(MAKE) test-torch TORCH=$(OLDEST_TORCH)
+
+# What moves with torch, on the newest one; where it cannot be installed that is said and nothing is claimed.
+test-newest-ci:
+	@if $(MAKE) env-torch TORCH=$(NEWEST_TORCH); then \
+	  $(MAKE) test-torch TORCH=$(NEWEST_TORCH) TEST_ARGS='$(NEWEST_TESTS)'; \
+	else \
+	  echo "torch $(NEWEST_TORCH) cannot be installed here (see above): nothing was tested with it, and nothing is shown." >&2; \
+	fi
+
+versions: $(STAMP) ## Write docs/versions.md from the runs kept beside it
+	$(BIN)/python tests/benchmarks/versions.py table
 
 clean: ## Remove everything that the targets above made
-	rm -rf $(VENV) $(OLDEST) $(COMPARE) build dist runs lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* $(COMPARE) build dist runs lightning_logs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
