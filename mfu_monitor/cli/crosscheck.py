@@ -254,18 +254,20 @@ def _palm(model: LoadedModel, record: StepRecord) -> Comparison | None:
     hidden = getattr(config, "hidden_size", None)
     if not (model.sequence_length and isinstance(layers, int) and isinstance(heads, int) and hidden):
         return None
-    flops = model.tokens * palm_flops_per_token(
-        non_embedding_parameters(model.module),
-        layers=layers,
-        heads=heads,
-        head_width=getattr(config, "head_dim", None) or hidden // heads,
-        sequence_length=model.sequence_length,
+    n = non_embedding_parameters(model.module)
+    width = getattr(config, "head_dim", None) or hidden // heads
+    per_token = palm_flops_per_token(
+        n, layers=layers, heads=heads, head_width=width, sequence_length=model.sequence_length
     )
+    flops = model.tokens * per_token
+    attention = flops - chinchilla_training_flops(n, model.tokens)
     masked = record.palm_model_flops - record.model_flops
     uses = [part for part in _uses_of_weights(model, record) if _LEFT_OUT not in part[0]]
     parts = [("PaLM's form counts masked query-key pairs", masked), *uses]
-    rest = flops - record.model_flops - sum(amount for _, amount in parts)
-    parts.append(("attention is not 12 L H Q T here (other widths, lengths or products)", rest))
+    own, modules = record.by_module(inclusive=False), dict(model.module.named_modules())
+    weightless = (name for name in own if name in modules and not list(modules[name].parameters(recurse=False)))
+    full_square = sum(own[name].palm_model_flops for name in weightless)
+    parts.append(("attention's products are not 12 L H Q T here", attention - full_square))
     return _explained("PaLM 6N + 12 L H Q T, tokens", flops, record.model_flops, parts)
 
 

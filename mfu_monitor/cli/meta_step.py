@@ -1,14 +1,16 @@
 """One training step on the meta device: shapes only, no memory, no kernels.
 
-Two things stand between a model and a step without values. Models ask tensors what they hold ("is any token padding?"),
-and attention falls back to its unfused form. Both are answered here, and only while the step runs.
+Three things stand between a model and a step without values. Models ask tensors what they hold ("is any token
+padding?"), attention falls back to its unfused form, and masks (a sliding window, chunks) hold no values. All three are
+answered here, and only while the step runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ __all__ = ["count_step"]
 
 aten = torch.ops.aten
 ANSWERS = {"aten::all": True, "aten::any": False}
+LARGEST_MASK_ELEMENTS = 2**30
+"""Masks are made with values up to this size (a byte each): sequences of 32,768 tokens."""
 
 
 def count_step(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, training: bool) -> StepRecord:
@@ -41,6 +45,18 @@ def count_step(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str,
         ConfigurationError: the model asks for values that shapes do not give, or cannot run on these inputs.
     """
     model.train(training)
+    try:
+        with _masks_with_values() as added:
+            record, attention = _counted(model, arguments, keywords, training=training)
+    except ConfigurationError:  # a model that mixes its masks with other tensors needs them on one device
+        with _masks_with_values("eager") as added:
+            record, attention = _counted(model, arguments, keywords, training=training)
+    return dataclasses.replace(record, notes=(*record.notes, *attention.notes(), *dict.fromkeys(added)))
+
+
+def _counted(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, training: bool
+) -> tuple[StepRecord, _FusedAttention]:
     counter = FlopCounter(model)
     with ExitStack() as stack:
         if not training:
@@ -49,8 +65,61 @@ def count_step(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str,
         attention = stack.enter_context(_FusedAttention())
         stack.enter_context(counter)
         _run(model, arguments, keywords, training=training)
-    record = counter.record
-    return dataclasses.replace(record, notes=(*record.notes, *attention.notes()))
+    return counter.record, attention
+
+
+@contextmanager
+def _masks_with_values(*kinds: str) -> Iterator[list[str]]:
+    """Transformers' attention masks on the CPU, where they hold what they hide: they follow from shapes alone.
+
+    Args:
+        kinds: of attention to replace masks for; "sdpa" and "eager" where none are given.
+
+    Yields:
+        Notes on masks that hide pairs and whose values nothing reads.
+    """
+    module = sys.modules.get("transformers.masking_utils")
+    masks: Any = getattr(module, "ALL_MASK_ATTENTION_FUNCTIONS", {})
+    notes: list[str] = []
+    wrappers: dict[str, Callable[[Any], Any]] = {"sdpa": _on_cpu, "eager": lambda make: _noted(make, notes)}
+    wanted = {kind: wrappers[kind] for kind in kinds or wrappers if kind in masks}
+    originals = {kind: masks[kind] for kind in wanted}
+    try:
+        for kind, wrap in wanted.items():
+            masks[kind] = wrap(originals[kind])
+        yield notes
+    finally:
+        for kind, original in originals.items():
+            del masks[kind]  # the override of this instance alone
+            if masks.get(kind) is not original:
+                masks[kind] = original
+
+
+def _on_cpu(make_mask: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        rows, columns = kwargs.get("q_length"), kwargs.get("kv_length")
+        is_small = isinstance(rows, int) and isinstance(columns, int) and rows * columns <= LARGEST_MASK_ELEMENTS
+        if not is_small or kwargs.get("attention_mask") is not None:
+            return make_mask(*args, **kwargs)
+        try:
+            return make_mask(*args, **{**kwargs, "device": torch.device("cpu")})
+        except (RuntimeError, TypeError, ValueError):  # made of tensors that hold no values, such as positions
+            return make_mask(*args, **kwargs)
+
+    return made
+
+
+def _noted(make_mask: Callable[..., Any], notes: list[str]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        mask = make_mask(*args, **kwargs)
+        if mask is not None:
+            notes.append(
+                "attention is written out (eager) and adds its mask to the scores, which hold no values on the meta "
+                "device: it is counted full-square, an upper bound."
+            )
+        return mask
+
+    return made
 
 
 def _run(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, training: bool) -> None:
@@ -152,14 +221,19 @@ class _AttentionCall:
     scale: float | None = None
     enable_gqa: bool = False
 
+    @property
+    def has_values(self) -> bool:
+        """True for a mask that tells which pairs it hides."""
+        return isinstance(self.attn_mask, torch.Tensor) and not self.attn_mask.is_meta
+
     def fits_fused(self) -> bool:
-        """True for what flash attention takes: no mask, one width."""
-        is_plain = self.query.is_meta and self.query.dim() == 4 and self.attn_mask is None
+        """True for what flash attention takes: one width, no mask or one with values."""
+        is_plain = self.query.is_meta and self.query.dim() == 4 and (self.attn_mask is None or self.has_values)
         return is_plain and self.query.shape[-1] == self.value.shape[-1]
 
     def fused(self) -> torch.Tensor:
         """The same call as one operator; its backward is one operator too."""
         output: torch.Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
-            self.query, self.key, self.value, 0.0, self.is_causal, scale=self.scale
+            self.query, self.key, self.value, 0.0, self.is_causal, attn_mask=self.attn_mask, scale=self.scale
         )[0]
         return output

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.cli import main
+from mfu_monitor.cli.meta_step import count_step
 from mfu_monitor.cli.models import parse_shape
 from mfu_monitor.errors import ConfigurationError
 
@@ -169,14 +170,20 @@ def test_experts_count_by_the_tokens_that_reach_them(capsys: pytest.CaptureFixtu
     assert result["model_flops"] == L * (layer + attention) + 2 * S * H * V
 
 
-def test_masks_without_values_are_said_to_be_counted_full_square(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16}
-    result = counted(capsys, write(tmp_path, config), "--sequence-length", "32")
-    assert any("counted full-square, an upper bound" in note for note in result["notes"])
-    within = counted(capsys, write(tmp_path, config), "--sequence-length", "15")
-    assert not any("full-square" in note for note in within["notes"])
+class _OwnMask(nn.Module):
+    """Attention with a mask that the module makes itself, on the device of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[-2], device=x.device)
+        mask = (places[:, None] - places).abs() < 8
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_masks_without_values_are_said_to_be_counted_full_square() -> None:
+    x = torch.empty(1, 2, 32, 16, device="meta")
+    record = count_step(_OwnMask(), (x,), {}, training=False)
+    assert record.model_flops == 2 * 2 * 2 * 32 * 32 * 16
+    assert any("counted full-square, an upper bound" in note for note in record.notes)
 
 
 @pytest.mark.slow
@@ -369,3 +376,54 @@ def test_operators_that_the_tracer_sees_whole_are_reasons_too(capsys: pytest.Cap
 def test_the_crosscheck_prints_its_reasons(capsys: pytest.CaptureFixture[str], llama: str) -> None:
     out = run(capsys, llama, "--sequence-length", "256", "--crosscheck")
     assert "fvcore x 2, forward: fvcore has no formula for aten::scaled_dot_product_attention (-" in out
+
+
+def windowed_pairs(S: int, W: int) -> int:
+    """Query-key pairs of causal attention that looks back W tokens, itself included."""
+    return W * S - W * (W - 1) // 2
+
+
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+
+
+def test_a_sliding_window_of_the_configuration_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = counted(capsys, write(tmp_path, MISTRAL), "--sequence-length", "512")
+    linear, _ = llama_forward(MISTRAL, 1, 512)
+    attention = L * HEADS * windowed_pairs(512, 64) * 4 * WIDTH
+    assert result["by_phase"]["forward"] == linear + attention
+    assert result["model_flops"] == 3 * (linear + attention)
+    assert not any("upper bound" in note for note in result["notes"])
+
+
+def test_a_window_longer_than_the_sequence_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = counted(capsys, write(tmp_path, MISTRAL), "--sequence-length", "48")
+    assert result["by_phase"]["forward"] == sum(llama_forward(MISTRAL, 1, 48))
+
+
+def test_layers_with_and_without_a_window_are_counted_each_by_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 64}
+    qwen |= {"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": L}
+    result = counted(capsys, write(tmp_path, qwen), "--sequence-length", "512")
+    linear, attention = llama_forward(qwen, 1, 512)
+    one_full = attention // L
+    assert result["by_phase"]["forward"] == linear + one_full + (L - 1) * HEADS * windowed_pairs(512, 64) * 4 * WIDTH
+
+
+def test_attention_written_out_with_a_mask_is_labelled_an_upper_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gemma = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 64}
+    result = counted(capsys, write(tmp_path, gemma), "--sequence-length", "256")
+    assert any("upper bound" in note for note in result["notes"])
+
+
+def test_the_masks_of_transformers_are_left_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import transformers.masking_utils
+
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    before = {kind: masks[kind] for kind in masks}
+    counted(capsys, write(tmp_path, MISTRAL), "--sequence-length", "128")
+    assert {kind: masks[kind] for kind in masks} == before
+    assert not masks._local_mapping
