@@ -66,6 +66,10 @@ class MonitorConfig:
     """Metric names: our own, or ``"throughput_monitor"`` for dashboards made for Lightning's ThroughputMonitor."""
     jsonl: str | os.PathLike[str] | None = None
     """File that readings and records are appended to, one JSON object a line."""
+    tensorboard: str | os.PathLike[str] | None = None
+    """Folder that TensorBoard reads: scalars, cards and pictures go there. Needs ``pip install tensorboard``."""
+    console: bool | None = None
+    """Print one line a window. None: only in a loop of one's own that has no sink, no file and no TensorBoard."""
     device: str | torch.device | None = None
     """The device whose peak and clock count. None: that of the model's parameters."""
     on_impossible: str = "warn"
@@ -105,6 +109,9 @@ class MonitorConfig:
             _check_bool(key, getattr(self, key))
         resolve_tokens_function(self.tokens)
         _check_jsonl(self.jsonl)
+        _check_tensorboard(self.tensorboard)
+        if self.console is not None:
+            _check_bool("console", self.console)
         _check_device(self.device)
         _check_peak(self.peak)
 
@@ -251,6 +258,15 @@ def _check_jsonl(value: Any) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise _refuse("jsonl", value, f"a path that can be written ({str(folder)!r} cannot)", "'runs/mfu.jsonl'")
+
+
+def _check_tensorboard(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
+        raise _refuse("tensorboard", value, "the path of a folder", "'runs/a'")
+    if Path(value).exists() and not Path(value).is_dir():
+        raise _refuse("tensorboard", value, "the path of a folder, not of a file that exists", "'runs/a'")
 
 
 def _check_device(value: Any) -> None:

@@ -21,8 +21,10 @@ from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, Stage
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
+from mfu_monitor.sinks.console import ConsoleSink
 from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.sinks.notify import alert_sinks
+from mfu_monitor.sinks.tensorboard import TensorBoardSink
 from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
 from mfu_monitor.timing.clock import Clock, clock_for
 from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
@@ -101,12 +103,12 @@ class Monitor:
         ConfigurationError: an option is not known or its value is not allowed.
 
     Example:
-        >>> monitor = mm.Monitor(model, log_every_n_steps=10)
+        >>> monitor = mm.Monitor(model, tensorboard="runs/a", log_every_n_steps=10)
         >>> for batch in loader:
         ...     with monitor.step(batch):
         ...         train(batch)
         >>> monitor.close()
-        >>> monitor.reading.mfu
+        >>> print(monitor.summary)
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Monitor:
     ) -> None:
         self.config = _configuration(config, config_keywords)
         self._model = _checked_model(model)
-        self._sinks = [*sinks, *_sinks_of(self.config)]
+        self._sinks = _sinks_of(self.config, _checked_sinks(sinks))
         self.should_stop = False
         """True once training is to stop: after an impossible reading or an alert, where the options ask for that."""
         self._stages = Stages()
@@ -193,9 +195,10 @@ class Monitor:
             "wall_s": self._windows.wall_s,
         }
 
+    @guarded("sinks", always=True)
     def add_sink(self, sink: Sink) -> None:
-        """Send events to one more sink from now on."""
-        self._sinks.append(sink)
+        """Send events to one more sink from now on; what is not a sink is refused with a warning."""
+        self._sinks.extend(_checked_sinks([sink]))
 
     # Steps.
 
@@ -203,6 +206,7 @@ class Monitor:
         """One training batch, as a ``with`` block; arguments as ``begin_step``. An exception aborts the step."""
         return _StepScope(self, batch, step, signature_extra)
 
+    @guarded("monitor")
     def begin_step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> None:
         """A training batch begins.
 
@@ -212,43 +216,36 @@ class Monitor:
             signature_extra: anything hashable that decides what the step runs and is not seen in the batch (whether the
                 optimizer steps, a phase of a schedule).
         """
+        if self._is_in_step:
+            self.abort_step()
+        self._is_in_step, self._is_closed = True, False
         try:
-            self._begin_step(batch, step, signature_extra)
+            if not self._is_started:
+                self._start()
+            elif self._probes is None:
+                self._start_probes()
+            self._resume_probes()  # a step's begin ends every pause
+            self._step = self._next_step if step is None else step
+            self._stages.run("timing", self._windows.builder.begin_step, self._step)
+            self._stages.run("accounting", self._counting.begin, batch, signature_extra)
         except BaseException:  # Ctrl-C strikes anywhere, and then no `with` block ends this step
             self.abort_step()
             raise
 
-    @guarded("monitor")
-    def _begin_step(self, batch: Any, step: int | None, signature_extra: Hashable) -> None:
-        if self._is_in_step:
-            self.abort_step()
-        if not self._is_started:
-            self._start()
-        elif self._probes is None:
-            self._start_probes()
-        self._resume_probes()  # a step's begin ends every pause
-        self._is_in_step, self._is_closed = True, False
-        self._step = self._next_step if step is None else step
-        self._stages.run("timing", self._windows.builder.begin_step, self._step)
-        self._stages.run("accounting", self._counting.begin, batch, signature_extra)
-
+    @guarded("monitor", always=True)
     def end_step(self, *, optimizer_step: bool | None = None) -> None:
         """The training batch ends.
 
         Args:
             optimizer_step: whether the optimizer stepped in it; None if not known.
         """
-        try:
-            self._end_step(optimizer_step)
-        except BaseException:
-            self._abort_count((None, None, None))
-            raise
-
-    @guarded("monitor", always=True)
-    def _end_step(self, optimizer_step: bool | None) -> None:
         if not self._is_in_step:
             return
-        excluded, is_recompile = self._end_count(optimizer_step)
+        try:
+            excluded, is_recompile = self._end_count(optimizer_step)
+        except BaseException:
+            self.abort_step()
+            raise
         self._is_in_step = False
         self._stages.run("timing", self._windows.builder.end_step, excluded=excluded, is_recompile=is_recompile)
         if is_recompile:
@@ -262,6 +259,7 @@ class Monitor:
         elif self._timed or self._windows.has_pending:
             self._advance()
 
+    @guarded("monitor", always=True)
     def abort_step(
         self,
         exc_type: type[BaseException] | None = None,
@@ -370,13 +368,14 @@ class Monitor:
         for closed in self._windows.gathered():
             self._publish(closed)
 
+    @guarded("monitor", always=True)
     def close(self) -> None:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
-        self.abort_step()
         if self._is_closed:
             return
         self._is_closing = self._is_closed = True
         try:
+            self._stages.always("monitor", self.abort_step)
             self._stages.always("monitor", self._report_the_rest)
         finally:
             self._is_closing = False
@@ -396,7 +395,11 @@ class Monitor:
         self._advance()
         self._show_outlook(self._step, draw=any(getattr(sink, "shows_figures", False) for sink in self._sinks))
         if self._is_started and not self.summary.windows:
-            _log.warning("%s", self._nothing_measured())
+            _log.warning(
+                "No MFU: no window was measured, as every step was counted or compiling. Run more steps, or make the "
+                "windows of %d steps shorter with log_every_n_steps=.",
+                self._steps_per_window,
+            )
 
     # Readings: the pipeline from a window to the sinks.
 
@@ -417,12 +420,6 @@ class Monitor:
         event = self._reader.outlook(step, draw=draw) if self._sinks else None
         if event is not None:
             self._emit(event)
-
-    def _nothing_measured(self) -> str:
-        return (
-            "No window was measured in this run: every step was counted or compiling, or training was too short. "
-            f"A window needs steps that are neither; one is {self._steps_per_window} steps long (log_every_n_steps)."
-        )
 
     def _act_on(self, report: WindowReport) -> None:
         """What the options ask for after an impossible reading or an alert."""
@@ -557,7 +554,7 @@ class Monitor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy (``copy.deepcopy``, ``torch.save`` of a model that holds its monitor) is idle: no model, no sinks."""
-        outputs = {"jsonl": None, "webhook": None, "on_alert": None}
+        outputs = {"jsonl": None, "tensorboard": None, "console": False, "webhook": None, "on_alert": None}
         tokens = self.config.tokens if isinstance(self.config.tokens, str) else None
         return _idle_copy, (replace(self.config, tokens=tokens, **outputs),)  # type: ignore[arg-type]
 
@@ -596,9 +593,30 @@ def _checked_model(model: Any) -> nn.Module | None:
     return model
 
 
-def _sinks_of(config: MonitorConfig) -> list[Sink]:
-    sinks: list[Sink] = [] if config.jsonl is None else [JsonlSink(config.jsonl)]  # type: ignore[arg-type]
-    if resolve_alerts(config.alerts) is not None and _is_rank_zero():
+def _checked_sinks(sinks: Any) -> list[Sink]:
+    given: list[Any] = list(sinks) if isinstance(sinks, Iterable) and not isinstance(sinks, str) else [sinks]
+    for sink in given:
+        if not (callable(getattr(sink, "emit", None)) and callable(getattr(sink, "close", None))):
+            raise ConfigurationError(
+                f"{sink!r} ({type(sink).__name__}) is not a sink: expected an object with emit(event) and close(). For "
+                "a file or a folder give its path by name: jsonl='runs/mfu.jsonl', tensorboard='runs/a'; for a line a "
+                "window console=True; example: Monitor(model, tensorboard='runs/a', console=True)"
+            )
+    return given
+
+
+def _sinks_of(config: MonitorConfig, given: list[Sink]) -> list[Sink]:
+    """The sinks that were given, and those that the options name; readings are written by one rank."""
+    sinks = list(given)
+    if not _is_rank_zero():
+        return [*sinks, JsonlSink(config.jsonl)] if config.jsonl is not None else sinks  # type: ignore[arg-type]
+    if config.jsonl is not None:
+        sinks.append(JsonlSink(config.jsonl))  # type: ignore[arg-type]
+    if config.tensorboard is not None:
+        sinks.append(TensorBoardSink(config.tensorboard))
+    if config.console or (config.console is None and not sinks):
+        sinks.append(ConsoleSink())
+    if resolve_alerts(config.alerts) is not None:
         sinks += alert_sinks(resolve_callable("on_alert", config.on_alert), config.webhook)
     return sinks
 

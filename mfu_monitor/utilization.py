@@ -78,7 +78,8 @@ class UtilizationReading:
     world_peak_flops_per_s: float | None = None
     convention: str = "exact"
     exactness: str = "exact"
-    """``"exact"``, ``"lower_bound"`` (something uncounted ran) or ``"sampled"``; both: ``"lower_bound+sampled"``."""
+    """``"exact"``, ``"presumed"`` (counted once or twice), ``"sampled"`` (counts differ), ``"lower_bound"`` (something
+    uncounted ran), ``"upper_bound"`` or ``"unknown"``; two of them: ``"lower_bound+sampled"``."""
 
     @property
     def first_step(self) -> int:
@@ -286,10 +287,13 @@ def _rates(window: StepWindow) -> dict[str, Any]:
 
 
 def _exactness(window: StepWindow) -> str:
-    flags = [
-        name for name, is_set in (("lower_bound", window.is_lower_bound), ("sampled", window.is_sampled)) if is_set
-    ]
-    return "+".join(flags) or "exact"
+    """The label of a reading: never better than what is known of its counts."""
+    if window.model_flops is None:
+        return "unknown"
+    label = window.counts_label or ("sampled" if window.is_sampled else "exact")
+    if window.is_lower_bound and label not in ("lower_bound", "upper_bound", "unknown"):
+        return "lower_bound+sampled" if label == "sampled" else "lower_bound"
+    return label
 
 
 def _peak_fields(peak: DevicePeak | None) -> dict[str, Any]:

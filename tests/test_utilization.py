@@ -262,3 +262,35 @@ class TestMetricNames:
 def test_a_reading_survives_json() -> None:
     reading = read_utilization(window(excluded_s={"validation": 5.0}), PEAK)
     assert UtilizationReading.from_dict(json.loads(json.dumps(reading.to_dict()))) == reading
+
+
+@pytest.mark.parametrize(
+    ("flags", "label"),
+    [
+        ({}, "exact"),
+        ({"counts_label": "presumed"}, "presumed"),
+        ({"counts_label": "exact", "is_lower_bound": True}, "lower_bound"),
+        ({"counts_label": "presumed", "is_lower_bound": True}, "lower_bound"),
+        ({"counts_label": "sampled", "is_lower_bound": True}, "lower_bound+sampled"),
+        ({"counts_label": "upper_bound", "is_lower_bound": True}, "upper_bound"),
+        ({"counts_label": "exact", "model_flops": None}, "unknown"),
+    ],
+)
+def test_a_label_is_never_better_than_what_is_known(flags: dict[str, Any], label: str) -> None:
+    assert read_utilization(window(**flags), None).exactness == label
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "rate", "flops"),
+    [(1e-166, 1e-166, 600), (1e-300, 1e300, 10**400), (1e-308, 1e308, 10**308), (5e-324, 1.0, 600), (1.0, 5e-324, 6)],
+)
+def test_arithmetic_at_the_edges_gives_none_and_a_reason(elapsed_s: float, rate: float, flops: int) -> None:
+    edge = window(
+        elapsed_s=elapsed_s, model_flops=flops, hardware_flops=flops, palm_model_flops=flops,
+        model_flops_by_precision={"bf16": flops}, hardware_flops_by_precision={"bf16": flops},
+    )  # fmt: skip
+    reading = read_utilization(edge, DevicePeak(device_name="x", flops_per_s_by_precision={"bf16": rate}))
+    for value in (reading.mfu, reading.hfu, reading.mfu_palm):
+        assert value is None or 0 <= value < float("inf")
+    assert (reading.mfu is None) == (reading.reason is not None)
+    metrics_of(reading)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
+from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.card import CardMaker
 
@@ -41,19 +43,24 @@ class TensorBoardSink:
     step ran, against which peak, and what was left uncounted: at the first counted step and at the end.
 
     Args:
-        experiment: the writer; a Lightning ``TensorBoardLogger`` has it as ``.experiment``.
+        experiment: the writer; a Lightning ``TensorBoardLogger`` has it as ``.experiment``. Or the path of a folder:
+            then the sink makes a writer of its own and closes it.
         scalars: write the metrics too. False where another path (Lightning's loggers) writes them already.
         layout: write the custom-scalars layout with the first event. TensorBoard uses one layout a run: False keeps
             a layout of your own.
 
     Example:
         >>> monitor = mm.Monitor(model, sinks=[TensorBoardSink(SummaryWriter("runs/a"))])
+
+    Raises:
+        ConfigurationError: a path was given, and TensorBoard is not installed or the folder cannot be written.
     """
 
     shows_figures = True
 
     def __init__(self, experiment: Any, *, scalars: bool = True, layout: bool = True) -> None:
-        self._experiment = experiment
+        self._is_own = isinstance(experiment, str | os.PathLike)
+        self._experiment = _writer(os.fspath(experiment)) if self._is_own else experiment
         self._scalars = scalars
         self._layout_due = layout
         self._cards = CardMaker()
@@ -75,7 +82,26 @@ class TensorBoardSink:
         """Write the final card and what is buffered."""
         self._write_text(self._cards.final())
         self._experiment.flush()
+        if self._is_own:
+            self._experiment.close()  # a later event opens a new file in the same folder
 
     def _write_text(self, event: Event | None) -> None:
         if event is not None and event.text:
             self._experiment.add_text(f"mfu_monitor/{event.title or event.kind}", event.text, event.step)
+
+
+def _writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(folder)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"tensorboard={folder!r} needs the package tensorboard, which cannot be imported ({error}). Run: "
+            "pip install tensorboard"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"tensorboard={folder!r} cannot be written ({error}). Give a folder where this process may write, for "
+            "example tensorboard='runs/a'."
+        ) from error

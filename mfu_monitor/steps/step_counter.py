@@ -205,14 +205,15 @@ class StepCounter:
         return "counted" if was_counted and not (self._every_step and self._has_counted) else None
 
     def _leave(self, exc_info: Any) -> StepRecord | None:
-        # Not guarded by the stage: the counter must be left even if counting was turned off meanwhile.
-        counter, self._counter = self._counter, None
+        # Not guarded by the stage: the counter must be left even if counting was turned off meanwhile. It is forgotten
+        # once it is left: Ctrl-C may strike before, and the step's abort leaves it then.
+        record: StepRecord | None = None
         try:
-            counter.__exit__(*exc_info)
-            record: StepRecord = counter.record
+            self._counter.__exit__(*exc_info)
+            record = self._counter.record
         except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
             self._stages.fail("counting", error)
-            return None
+        self._counter = None
         return record
 
     @guarded("counting")

@@ -55,6 +55,9 @@ class StepWindow:
     palm_model_flops: int | None = None
     model_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
     hardware_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
+    counts_label: str | None = None
+    """What is known of the counts: ``"exact"``, ``"presumed"``, ``"sampled"``, ``"lower_bound"``, ``"upper_bound"`` or
+    ``"unknown"``; None in files written before labels: the two flags below say it then."""
     is_lower_bound: bool = False
     is_sampled: bool = False
     """True when counts of one signature differed, or a signature was not counted itself."""
