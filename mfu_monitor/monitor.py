@@ -77,10 +77,14 @@ class _StepScope:
         return self._monitor
 
     def __exit__(self, exc_type: Any, exc: Any, trace: Any) -> None:
-        if exc_type is None:
-            self._monitor.end_step()
-        else:
+        if exc_type is not None:
             self._monitor.abort_step(exc_type, exc, trace)
+            return
+        try:
+            self._monitor.end_step()
+        except BaseException:
+            self._monitor.abort_step()
+            raise
 
 
 class Monitor:
@@ -320,7 +324,7 @@ class Monitor:
     @property
     def current_phase(self) -> str:
         """The phase that time belongs to at present."""
-        return self._windows.builder.phase
+        return self._stages.run("timing", lambda: self._windows.builder.phase) or "other"
 
     def paused(self, reason: str) -> _Scope:
         """What happens in the ``with`` block is in no window: ``with monitor.paused("validation"): ...``."""
@@ -373,15 +377,18 @@ class Monitor:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
         if self._is_closed:
             return
-        self._is_closing = self._is_closed = True
+        self._is_closing = True
         try:
             self._stages.always("monitor", self.abort_step)
             self._stages.always("monitor", self._report_the_rest)
         finally:
             self._is_closing = False
             self._stop_probes()
+            if self._probes is not None:  # stopping failed: once more, as nothing may stay behind
+                self._stop_probes()
             for sink in list(self._sinks):
                 self._with_sink(sink, sink.close)
+        self._is_closed = True  # last: what Ctrl-C cut short is done by the next close
 
     def _report_the_rest(self) -> None:
         self.end_window()
@@ -534,9 +541,12 @@ class Monitor:
 
     @guarded("probes", always=True)
     def _stop_probes(self) -> None:
-        self._probes, finalizer, self._unstopped = None, self._unstopped, None
-        if finalizer is not None:
-            finalizer()  # stops them, once
+        if self._probes is not None:
+            self._probes.stop()
+            self._probes = None
+        if self._unstopped is not None:
+            self._unstopped.detach()
+            self._unstopped = None
 
     def state_dict(self) -> dict[str, Any]:
         """The run's sums, in plain types, to go on from after a restart."""
