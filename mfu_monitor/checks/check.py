@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_monitor.checks.causes import find_causes
+from mfu_monitor.checks.cause_table import find_causes
 from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.evidence import Case, Evidence
 from mfu_monitor.checks.limits import CHECKS
