@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.detect import device_peak
 from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.hardware.lookup import rows_by_product
 from mfu_monitor.hardware.precision import PRECISIONS
-from mfu_monitor.hardware.table import PeakRow, load_table, nearest_names
+from mfu_monitor.hardware.table import PeakRow, nearest_names
 
-__all__ = ["find_device", "override_peak", "rows_by_product"]
+__all__ = ["find_device", "override_peak"]
 
-_VENDORS = frozenset({"NVIDIA", "AMD", "INTEL", "GOOGLE", "AWS", "TESLA"})
-_UNUSUAL = re.compile(r"custom|China", re.IGNORECASE)  # parts that a bare product name does not mean
 _PRODUCTS_SHOWN = 6
 # Above these a figure was given in FLOP/s or bytes/s: no device of the table has a thousandth of them.
 _MOST_TFLOPS = 1e8
@@ -77,20 +75,6 @@ def override_peak(
     return base
 
 
-def rows_by_product(name: str) -> list[PeakRow]:
-    """The products that the words of ``name`` fit; none, one, or several that differ.
-
-    Example:
-        >>> [row.key for row in rows_by_product("H100 SXM")]
-        ['h100-sxm5']
-    """
-    words = [word for word in _words(name) if word not in _VENDORS]
-    rows = [row for row in load_table() if words and _fits(words, row)]
-    meant = [row for row in rows if set(_words(row.key)) == set(words)]  # "RTX 4090" is not "RTX 4090 D"
-    usual = [row for row in rows if not _UNUSUAL.search(row.name)]
-    return meant or usual or rows
-
-
 def _rows_named(name: str, option: str, instead: str | None) -> list[PeakRow]:
     rows = rows_by_product(name)
     if not rows:
@@ -101,20 +85,6 @@ def _rows_named(name: str, option: str, instead: str | None) -> list[PeakRow]:
             f"{option} {name!r} is no device in the table{hint}. `mfu-monitor peaks` lists all of them{way_out}"
         )
     return rows
-
-
-def _fits(words: list[str], row: PeakRow) -> bool:
-    known = {*_words(row.name), *_words(row.key)}
-    return all(any(_is_word(word, other) for other in known) for word in words)
-
-
-def _is_word(written: str, known: str) -> bool:
-    """Equal, or letters whose generation number is left out: SXM for SXM5, but never H1 for H100."""
-    return written == known or (written.isalpha() and known.startswith(written) and known[len(written) :].isdigit())
-
-
-def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
 
 
 def _merged(name: str, rows: list[PeakRow]) -> DevicePeak:

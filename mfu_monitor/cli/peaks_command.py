@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mfu_monitor.cli.devices import rows_by_product
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.cpu import CpuPeakRange, cpu_peak_range, read_cpu
 from mfu_monitor.hardware.detect import device_peak, properties_of
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import find_row, rows_by_name
+from mfu_monitor.hardware.lookup import find_row, rows_by_name, rows_by_product
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table, nearest_names

@@ -10,7 +10,7 @@ import yaml
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.names import parse_name
+from mfu_monitor.hardware.lookup import parse_name
 from mfu_monitor.hardware.precision import literal_precision
 
 __all__ = ["find_custom_device", "load_custom_devices", "positive_rate"]

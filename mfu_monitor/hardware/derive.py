@@ -18,8 +18,7 @@ from mfu_monitor.errors import PeakUnknownWarning
 from mfu_monitor.hardware.cpu import CpuPeakRange, cpu_peak_range, read_cpu
 from mfu_monitor.hardware.detect import properties_of, unknown_peak_message
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import rows_by_name
-from mfu_monitor.hardware.names import parse_name
+from mfu_monitor.hardware.lookup import parse_name, rows_by_name
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table
 

@@ -21,8 +21,8 @@ from mfu_monitor.hardware.measure import (
     measure_bandwidth,
     measurement,
     measurement_key,
+    save_measurement,
 )
-from mfu_monitor.hardware.measured_cache import save_measurement
 from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 from mfu_monitor.hardware.precision import literal_precision
 from mfu_monitor.hardware.properties import read_properties

@@ -1,5 +1,10 @@
 """From what a device says of itself to a row of the table: whole words first, then checked against the silicon.
 
+Device names are compared as words: whole tokens without vendor prefixes, with the suffixes that change what the device
+is. Drivers order the words as they like (``A100-PCIE-40GB`` but ``A100 80GB PCIe``), older ones drop ``NVIDIA`` or say
+``Tesla``. A name matches only if all its words do: ``A10`` is in ``A100`` and ``RTX 4090`` in ``RTX 4090 D``, and
+neither is the other.
+
 Nothing here guesses: a name that fits no row, fits two, or contradicts compute capability, gfx name or SM count gives
 no row and the reason.
 """
@@ -11,20 +16,71 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mfu_monitor.hardware.names import ParsedName, parse_name
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table
 
-__all__ = ["TableMatch", "find_row", "rows_by_name"]
+__all__ = ["ParsedName", "TableMatch", "find_row", "parse_name", "rows_by_name", "rows_by_product"]
 
 # CDNA only: their gfx name with CU count and memory (or clock) is one product; gfx906 and gfx11xx are many.
 _IDENTIFIED_BY_SILICON = frozenset({"gfx908", "gfx90a", "gfx942", "gfx950"})
 _GENERIC_AMD_NAME = re.compile(
     r"^(AMD )?(RADEON |INSTINCT )?(GRAPHICS|INSTINCT|RADEON|GPU)?$|^GFX\w+$|^(DEVICE )?(0X)?[0-9A-F]{4}$"
 )
+_VENDORS = frozenset({"NVIDIA", "AMD", "INTEL", "GOOGLE", "AWS", "TESLA"})
+_UNUSUAL = re.compile(r"custom|China", re.IGNORECASE)  # parts that a bare product name does not mean
 _MEMORY_TOLERANCE = 0.08  # what the driver reserves, and GB against GiB
 _CLOCK_TOLERANCE = 0.01
 _LARGEST_SCALE_UP = 1.25  # above it the name is another product's
+# Words that vendors and drivers add or drop without naming another product.
+_SILENT_WORDS = frozenset({"NVIDIA", "TESLA", "AMD", "INTEL", "INSTINCT", "GRAPHICS", "GPU"})
+# AMD: module form factor and SR-IOV virtual function of a whole card; the CU count is checked in any case.
+_AMD_SUFFIXES = frozenset({"OAM", "VF", "HF"})
+_MIG = re.compile(r"\bMIG\b\s*(?P<profile>\d+C\.\d+G\.\d+GB|\d+G\.\d+GB)?.*$")
+# Time-sliced profiles: https://docs.nvidia.com/vgpu/, "Virtual GPU Types" (A10-24Q, A100-40C, A16-8A, M60-2B).
+_VGPU = re.compile(r"^(NVIDIA\s+)?GRID\b|-\d+[ABCQ]\b")
+# The export variants' D (and its V2) is written apart or on the number: RTX 4090 D, RTX 5090D V2.
+_GLUED_D = re.compile(r"\b(\d{4})D(V\d)?\b")
+_MOBILE = re.compile(r"\bLAPTOP GPU\b|\bMAX-Q\b|\bMOBILE\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedName:
+    """A device name taken apart."""
+
+    words: tuple[str, ...]
+    """Sorted, upper-case, without vendor words; what names are compared by."""
+    mig_profile: str | None = None
+    """``"1G.10GB"`` of a MIG slice; empty if the name says MIG and no more."""
+    is_vgpu: bool = False
+    is_mobile: bool = False
+    """A laptop or Max-Q part, whose clock is the vendor's power setting."""
+
+    def without_amd_suffixes(self) -> tuple[str, ...]:
+        """The words less OAM, VF and HF."""
+        return tuple(word for word in self.words if word not in _AMD_SUFFIXES)
+
+
+def parse_name(name: str) -> ParsedName:
+    """Take a device name apart.
+
+    Example:
+        >>> parse_name("NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+        ParsedName(words=('80GB', 'A100', 'SXM4'), mig_profile='1G.10GB', is_vgpu=False, is_mobile=False)
+    """
+    upper = " ".join(name.upper().split())
+    mig = _MIG.search(upper)
+    base = upper[: mig.start()] if mig else upper
+    return ParsedName(
+        words=_words(base),
+        mig_profile=(mig["profile"] or "") if mig else None,
+        is_vgpu=_VGPU.search(base) is not None,
+        is_mobile=_MOBILE.search(base) is not None,
+    )
+
+
+def _words(upper: str) -> tuple[str, ...]:
+    plain = _GLUED_D.sub(r"\1 D \2", re.sub(r"\((R|TM|C)\)", " ", upper))
+    return tuple(sorted(word for word in re.split(r"[\s\-_/,()]+", plain) if word and word not in _SILENT_WORDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +111,34 @@ def _index() -> dict[tuple[str, ...], tuple[PeakRow, ...]]:
         for name in (*row.device_names, row.name):
             rows.setdefault(parse_name(name).words, {})[row.key] = row
     return {words: tuple(found.values()) for words, found in rows.items()}
+
+
+def rows_by_product(name: str) -> list[PeakRow]:
+    """The products that the words of ``name`` fit; none, one, or several that differ.
+
+    Example:
+        >>> [row.key for row in rows_by_product("H100 SXM")]
+        ['h100-sxm5']
+    """
+    words = [word for word in _product_words(name) if word not in _VENDORS]
+    rows = [row for row in load_table() if words and _fits(words, row)]
+    meant = [row for row in rows if set(_product_words(row.key)) == set(words)]  # "RTX 4090" is not "RTX 4090 D"
+    usual = [row for row in rows if not _UNUSUAL.search(row.name)]
+    return meant or usual or rows
+
+
+def _fits(words: list[str], row: PeakRow) -> bool:
+    known = {*_product_words(row.name), *_product_words(row.key)}
+    return all(any(_is_word(word, other) for other in known) for word in words)
+
+
+def _is_word(written: str, known: str) -> bool:
+    """Equal, or letters whose generation number is left out: SXM for SXM5, but never H1 for H100."""
+    return written == known or (written.isalpha() and known.startswith(written) and known[len(written) :].isdigit())
+
+
+def _product_words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
 
 
 def find_row(device: DeviceProperties) -> TableMatch:

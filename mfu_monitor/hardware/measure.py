@@ -5,11 +5,18 @@ A measured peak is a floor of the true one: a fraction of it says by its source 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
+import json
+import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
@@ -21,12 +28,22 @@ from mfu_monitor.hardware.gemm import (
     best_product_rate,
     copy_rate,
 )
-from mfu_monitor.hardware.measured_cache import load_measurement, save_measurement
 from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 from mfu_monitor.hardware.precision import literal_precision, matmul_precision
 from mfu_monitor.hardware.properties import read_properties
 
-__all__ = ["cached_peak", "measure_bandwidth", "measure_peak", "remeasure_peak"]
+__all__ = [
+    "cache_directory",
+    "cached_peak",
+    "load_measurement",
+    "measure_bandwidth",
+    "measure_peak",
+    "remeasure_peak",
+    "save_measurement",
+]
+
+CACHE_VARIABLE = "MFU_MONITOR_CACHE_DIR"
+"""Environment variable that moves the cache."""
 
 _BANDWIDTH_SHARE = 0.25  # of the time that the product gets
 
@@ -195,3 +212,43 @@ def _warn_not_measurable(device_name: str, precision: str, *, warn: bool) -> Non
             PeakUnknownWarning,
             stacklevel=3,
         )
+
+
+def cache_directory() -> Path:
+    """Where measurements are kept: ``$MFU_MONITOR_CACHE_DIR`` or the user's cache directory of the platform."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen) if chosen else platformdirs.user_cache_path("mfu-monitor", appauthor=False) / "measured_peaks"
+
+
+def load_measurement(key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The measurement saved under exactly this key; None if there is none or the file is not one of ours."""
+    try:
+        content = json.loads(_path(key).read_text(encoding="utf-8"))
+        is_ours = content["key"] == dict(key) and float(content["flops_per_s"]) > 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(content) if is_ours else None
+
+
+def save_measurement(key: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Save a measurement in one atomic step, since several ranks may do so at once; False where it cannot be."""
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({**values, "key": dict(key)}, file, indent=1)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        return False
+    return True
+
+
+def _path(key: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return cache_directory() / f"{digest[:24]}.json"

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.hardware.lookup import find_row, rows_by_name
-from mfu_monitor.hardware.names import parse_name
+from mfu_monitor.hardware.lookup import find_row, parse_name, rows_by_name
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table
 

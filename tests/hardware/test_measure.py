@@ -13,8 +13,14 @@ import torch
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
 from mfu_monitor.hardware import gemm, measure
 from mfu_monitor.hardware.gemm import ProductRate, best_product_rate, copy_rate, product_rate
-from mfu_monitor.hardware.measure import cached_peak, measure_bandwidth, measure_peak
-from mfu_monitor.hardware.measured_cache import cache_directory, load_measurement, save_measurement
+from mfu_monitor.hardware.measure import (
+    cache_directory,
+    cached_peak,
+    load_measurement,
+    measure_bandwidth,
+    measure_peak,
+    save_measurement,
+)
 from mfu_monitor.hardware.nvml import NvmlReading
 
 CPU = torch.device("cpu")

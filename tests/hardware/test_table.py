@@ -7,7 +7,7 @@ import importlib.resources
 
 import pytest
 
-from mfu_monitor.hardware.names import parse_name
+from mfu_monitor.hardware.lookup import parse_name
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.table import load_table, nearest_names, neighbours, row_by_key, rows_with_rate
 

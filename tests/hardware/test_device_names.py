@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mfu_monitor.hardware.names import ParsedName, parse_name
+from mfu_monitor.hardware.lookup import ParsedName, parse_name
 
 
 @pytest.mark.parametrize(
