@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.evidence import Case, finite
-from mfu_monitor.checks.limits import HARD_LIMIT, PLAUSIBLE_MFU, SOFT_LIMIT, is_impossible
+from mfu_monitor.checks.limits import HARD_LIMIT, PLAUSIBLE_MFU, SOFT_LIMIT, hard_limit, is_impossible
 from mfu_monitor.hardware.table import neighbours, rows_with_rate
 
 __all__ = ["CAUSES", "CAUSE_CODES", "find_causes"]
@@ -269,7 +269,7 @@ def _palm_reading(case: Case) -> Iterator[Attempt]:
             cause="Causal (or windowed, or packed) attention counted as its full square holds products that never run.",
             fix="Read the exact convention; the PaLM convention is for comparison with published figures only.",
             # What would be shown is the impossible figure.
-            severity="error" if case.mfu is not None and case.mfu > HARD_LIMIT else None,
+            severity="error" if case.mfu is not None and case.mfu > hard_limit(case) else None,
         )
 
 
@@ -620,7 +620,7 @@ def _neighbour_peak(case: Case) -> Iterator[Attempt]:
         yield from _behind_report(case, right, rate, f"that of {name}")
     if not case.peak_was_looked_up or math.isclose(used, right, rel_tol=_NO_OTHER_DEVICE):
         return
-    others = [row.name for row in rows_with_rate(used, precision, tolerance=_PEAK_TOLERANCE)]
+    others = [row.label for row in rows_with_rate(used, precision, tolerance=_PEAK_TOLERANCE)]
     for name, rate in {**dict.fromkeys(others, used), **look_alikes}.items():
         yield _peak(
             case,
@@ -636,7 +636,7 @@ def _neighbour_peak(case: Case) -> Iterator[Attempt]:
 def _clock_exceeded(case: Case) -> Iterator[Diagnosis]:
     """A reading just above 100% that the maximum clock over the sheet's clock accounts for: a note, never an error."""
     value, ratio = max((v for v in (case.bounded_mfu, case.hfu) if v is not None), default=0.0), case.clock_ratio
-    if ratio and SOFT_LIMIT < value <= HARD_LIMIT and value <= ratio:
+    if ratio and SOFT_LIMIT < value <= hard_limit(case) and value <= ratio:
         yield Diagnosis(
             code="nominal_clock_exceeded",
             severity="note",

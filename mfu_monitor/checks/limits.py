@@ -7,7 +7,16 @@ from collections.abc import Callable
 from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.evidence import Case, finite
 
-__all__ = ["CHECKS", "CHECK_CODES", "HARD_LIMIT", "PLAUSIBLE_MFU", "SOFT_LIMIT", "SUSPICIOUS_NOTE", "is_impossible"]
+__all__ = [
+    "CHECKS",
+    "CHECK_CODES",
+    "HARD_LIMIT",
+    "PLAUSIBLE_MFU",
+    "SOFT_LIMIT",
+    "SUSPICIOUS_NOTE",
+    "hard_limit",
+    "is_impossible",
+]
 
 SOFT_LIMIT = 1.00
 """By definition no dense product runs above the peak at the sheet's clock."""
@@ -44,7 +53,16 @@ _GENERIC_FIX = (
 def is_impossible(case: Case) -> bool:
     """True when MFU or HFU is above what clocks can excuse."""
     values = (case.bounded_mfu, finite(case.reading.hfu_weighted) or case.hfu)
-    return any(value is not None and value > HARD_LIMIT for value in values)
+    return any(value is not None and value > hard_limit(case) for value in values)
+
+
+def hard_limit(case: Case) -> float:
+    """Above it a reading is impossible: 105%, or the boost margin of a consumer or workstation card by the table.
+
+    A data-center part is held by its power limit, so its highest clock excuses no whole training step above 105%.
+    """
+    boosts = case.row is not None and case.peak_was_looked_up
+    return max(HARD_LIMIT, case.row.boost_margin or 0.0) if case.row is not None and boosts else HARD_LIMIT
 
 
 def _percent(value: float) -> str:
@@ -85,11 +103,12 @@ def _cause_of(case: Case) -> str:
 def _over_peak(case: Case, code: str, name: str, value: float | None) -> Diagnosis | None:
     if value is None or value <= SOFT_LIMIT:
         return None
-    severity = "error" if value > HARD_LIMIT else "note"
+    limit = hard_limit(case)
+    severity = "error" if value > limit else "note"
     ceiling = case.max_clock_ratio
     by_clock = f" By the device's highest clock the ceiling is {_percent(ceiling)}." if ceiling else ""
     verdict = (
-        f"more than {_percent(HARD_LIMIT)} is impossible, so it is withheld."
+        f"more than {_percent(limit)} is impossible, so it is withheld."
         if severity == "error"
         else "slightly above the peak; parts that boost above the sheet's clock can do that."
     )
@@ -97,7 +116,7 @@ def _over_peak(case: Case, code: str, name: str, value: float | None) -> Diagnos
         code=code,
         severity=severity,
         message=f"{name} is {_percent(value)} ({ratio_in_words(case)}); at most 100% was expected: {verdict}{by_clock}",
-        evidence={**case.figures(), "value": value, "hard_limit": HARD_LIMIT, "max_clock_ratio": ceiling},
+        evidence={**case.figures(), "value": value, "hard_limit": limit, "max_clock_ratio": ceiling},
         likely_cause=_cause_of(case)
         if severity == "error"
         else "The clock runs above the one behind the sheet's figure.",

@@ -97,7 +97,7 @@ def _merged(name: str, rows: list[PeakRow]) -> DevicePeak:
     differing = {precision for other in rates for precision in other} - set(agreed)
     one = len(rows) == 1
     return DevicePeak(
-        device_name=first.name if one else name,
+        device_name=first.label if one else name,
         flops_per_s_by_precision=agreed,
         bytes_per_s=bandwidths.pop() if len(bandwidths) == 1 else None,
         source=f"table: {first.source}",
@@ -114,7 +114,7 @@ def _merged(name: str, rows: list[PeakRow]) -> DevicePeak:
 
 
 def _products(rows: Iterable[PeakRow]) -> str:
-    names = [row.name for row in rows]
+    names = [row.label for row in rows]
     more = f" and {len(names) - _PRODUCTS_SHOWN} more" if len(names) > _PRODUCTS_SHOWN else ""
     return ", ".join(names[:_PRODUCTS_SHOWN]) + more
 

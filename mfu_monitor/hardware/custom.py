@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as _short
 from typing import Any
 
 import yaml
@@ -17,6 +18,7 @@ __all__ = ["find_custom_device", "load_custom_devices", "positive_rate"]
 
 _REQUIRED = ("device_names", "flops_per_s")
 _ALLOWED = (*_REQUIRED, "bytes_per_s", "source", "notes")
+_MOST_BYTES = 2**20  # a device takes some hundred bytes
 _EXAMPLE = "devices: [{device_names: ['My Card'], flops_per_s: {bf16: 400.0e+12}, bytes_per_s: 2.0e+12}]"
 
 
@@ -41,12 +43,16 @@ def load_custom_devices(path: str | Path) -> list[tuple[tuple[str, ...], DeviceP
 
 def _entries(path: str | Path) -> list[Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ConfigurationError(f"the device file {str(path)!r} is larger than 1 MiB; example: {_EXAMPLE}")
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigurationError(f"cannot read the device file {str(path)!r}: {error}; example: {_EXAMPLE}") from error
     entries = content.get("devices") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(f"{path}: expected a list under 'devices', got {content!r}; example: {_EXAMPLE}")
+        raise ConfigurationError(f"{path}: expected a list under 'devices', got {_short(content)}; example: {_EXAMPLE}")
     return entries
 
 
@@ -54,11 +60,13 @@ def _device(entry: Any, where: str) -> tuple[tuple[str, ...], DevicePeak]:
     _check_keys(entry, where)
     names = entry["device_names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"{where}: device_names must be a list of names, got {names!r}; example: {_EXAMPLE}")
+        raise ConfigurationError(
+            f"{where}: device_names must be a list of names, got {_short(names)}; example: {_EXAMPLE}"
+        )
     rates = entry["flops_per_s"]
     if not isinstance(rates, Mapping) or not rates:
         raise ConfigurationError(
-            f"{where}: flops_per_s must map precisions to FLOP/s, got {rates!r}; example: {_EXAMPLE}"
+            f"{where}: flops_per_s must map precisions to FLOP/s, got {_short(rates)}; example: {_EXAMPLE}"
         )
     bandwidth = entry.get("bytes_per_s")
     notes = entry.get("notes")
@@ -76,12 +84,12 @@ def _device(entry: Any, where: str) -> tuple[tuple[str, ...], DevicePeak]:
 
 def _check_keys(entry: Any, where: str) -> None:
     if not isinstance(entry, Mapping):
-        raise ConfigurationError(f"{where}: expected a mapping, got {entry!r}; example: {_EXAMPLE}")
+        raise ConfigurationError(f"{where}: expected a mapping, got {_short(entry)}; example: {_EXAMPLE}")
     unknown = sorted(set(map(str, entry)) - set(_ALLOWED))
     missing = [key for key in _REQUIRED if key not in entry]
     if unknown or missing:
         raise ConfigurationError(
-            f"{where}: unknown keys {unknown}, missing keys {missing}; allowed are {', '.join(_ALLOWED)}; "
+            f"{where}: unknown keys {_short(unknown)}, missing keys {missing}; allowed are {', '.join(_ALLOWED)}; "
             f"example: {_EXAMPLE}"
         )
 
@@ -98,6 +106,6 @@ def positive_rate(value: Any, where: str) -> float:
         rate = float("nan")
     if not 0 < rate < float("inf"):
         raise ConfigurationError(
-            f"{where}: expected a finite number above zero in units per second, got {value!r}; example: 989.4e12"
+            f"{where}: expected a finite number above zero in units per second, got {_short(value)}; example: 989.4e12"
         )
     return rate

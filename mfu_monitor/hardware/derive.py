@@ -77,6 +77,7 @@ _AMD: Mapping[str, _Rates] = {
     ),
     "gfx950": _Rates(fma={"fp64": 64, "fp32": 128, "fp16": 2048, "bf16": 2048, "fp8": 4096, "fp4": 8192, "int8": 4096}),
     "gfx1100": _Rates(fma={"fp32": 128, "fp16": 256, "bf16": 256, "int8": 256}),
+    "gfx1201": _Rates(fma={"fp32": 128, "fp16": 512, "bf16": 512, "fp8": 1024, "int8": 1024}),
     "gfx1101": _Rates(fma={"fp32": 128, "fp16": 256, "bf16": 256, "int8": 256}),
 }
 # Not GeForce, but FP32 accumulation at half rate all the same, and INT8 at half rate too.

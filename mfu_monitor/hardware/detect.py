@@ -11,14 +11,15 @@ import torch
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
 from mfu_monitor.hardware.custom import find_custom_device
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import TableMatch, find_row
+from mfu_monitor.hardware.lookup import TableMatch, find_row, parse_name
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.properties import DeviceProperties, read_properties
-from mfu_monitor.hardware.table import nearest_names
+from mfu_monitor.hardware.table import PeakRow, nearest_names
 
 __all__ = ["device_peak", "peak_of_match", "properties_of", "unknown_peak_message"]
 
 _DEVICE_STRING = re.compile(r"^(cpu|cuda|mps|xpu|hpu|npu|xla|meta)(:\d+)?$")
+_LONGEST_NAME = 256
 _MIG_MEMORY_SLICES = (
     8  # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "Partitioning": memory comes in eighths
 )
@@ -85,6 +86,11 @@ def properties_of(device: torch.device | str | DeviceProperties) -> DeviceProper
             f"device_peak needs a device name, a torch.device or DeviceProperties, got {device!r} of type "
             f"{type(device).__name__}; example: device_peak('NVIDIA H100 80GB HBM3')"
         )
+    if len(device) > _LONGEST_NAME:
+        raise ConfigurationError(
+            f"a device name of {len(device)} characters was given ({device[:40]!r}...); expected at most "
+            f"{_LONGEST_NAME}, such as 'NVIDIA H100 80GB HBM3'"
+        )
     is_device_string = _DEVICE_STRING.match(device.strip().lower()) is not None
     return read_properties(torch.device(device.strip().lower())) if is_device_string else DeviceProperties(name=device)
 
@@ -94,17 +100,20 @@ def peak_of_match(match: TableMatch, device: DeviceProperties) -> DevicePeak | N
     row = match.row
     if row is None:
         return None
-    rates = {name: rate * match.sm_ratio for name, rate in row.flops_per_s_by_precision().items()}
-    sparse = {name: rate * match.sm_ratio for name, rate in row.sparse_flops_per_s_by_precision().items()}
-    scaled = match.sm_ratio != 1.0
+    # A TPU or Trainium chip is several torch devices: the row is one device, and the chip is meant where it is named.
+    devices = row.torch_devices if "CHIP" in parse_name(device.name).words else 1
+    factor = match.sm_ratio * devices
+    rates = {name: rate * factor for name, rate in row.flops_per_s_by_precision().items()}
+    sparse = {name: rate * factor for name, rate in row.sparse_flops_per_s_by_precision().items()}
+    scaled, bandwidth = match.sm_ratio != 1.0, _bandwidth(match)
     return DevicePeak(
         device_name=device.name or row.name,
         flops_per_s_by_precision=rates,
-        bytes_per_s=_bandwidth(match),
+        bytes_per_s=None if bandwidth is None else bandwidth * devices,
         source=f"table: {row.source}" + (f"; {match.notes[0]}" if scaled else ""),
         confidence="low" if scaled and match.mig_profile is None else row.confidence,
         max_clock_ratio=row.max_clock_ratio,
-        notes=(*match.notes, *_device_unit_note(row.torch_devices, row.torch_device_unit), *filter(None, [row.notes])),
+        notes=(*match.notes, *_device_unit_note(row, devices), *filter(None, [row.notes])),
         key=row.key,
         sparse_flops_per_s_by_precision=sparse,
         missing_reason_by_precision={p: row.missing_reason(p) for p in PRECISIONS if p not in rates},
@@ -123,8 +132,12 @@ def _bandwidth(match: TableMatch) -> float | None:
     return row.bytes_per_s * slices / _MIG_MEMORY_SLICES
 
 
-def _device_unit_note(torch_devices: int, unit: str) -> tuple[str, ...]:
-    return (f"one torch device is 1/{torch_devices} of the product on the sheet ({unit})",) if torch_devices > 1 else ()
+def _device_unit_note(row: PeakRow, devices: int) -> tuple[str, ...]:
+    if row.torch_devices == 1:
+        return ()
+    if devices > 1:
+        return (f"the whole chip, which is {devices} torch devices ({row.torch_device_unit})",)
+    return (f"one torch device is 1/{row.torch_devices} of the product on the sheet ({row.torch_device_unit})",)
 
 
 def unknown_peak_message(name: str, reason: str) -> str:

@@ -26,6 +26,15 @@ _IDENTIFIED_BY_SILICON = frozenset({"gfx908", "gfx90a", "gfx942", "gfx950"})
 _GENERIC_AMD_NAME = re.compile(
     r"^(AMD )?(RADEON |INSTINCT )?(GRAPHICS|INSTINCT|RADEON|GPU)?$|^GFX\w+$|^(DEVICE )?(0X)?[0-9A-F]{4}$"
 )
+# SMs of a slice by its compute slices, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "Supported Profiles"
+# (nvidia-smi mig -lgip); by compute capability and SMs of the whole part.
+_MIG_SMS = {
+    ((8, 0), 108): {1: 14, 2: 28, 3: 42, 4: 56, 7: 98},
+    ((8, 0), 56): {1: 14, 2: 28, 4: 56},
+    ((9, 0), 132): {1: 16, 2: 32, 3: 60, 4: 64, 7: 132},
+}
+_MIG_WIDE = {((9, 0), 132): 26}
+"""A slice of one with two shares of the memory (1g.20gb) has more SMs there."""
 _VENDORS = frozenset({"NVIDIA", "AMD", "INTEL", "GOOGLE", "AWS", "TESLA"})
 _UNUSUAL = re.compile(r"custom|China", re.IGNORECASE)  # parts that a bare product name does not mean
 _MEMORY_TOLERANCE = 0.08  # what the driver reserves, and GB against GiB
@@ -225,17 +234,29 @@ def _checked_sm_count(row: PeakRow, device: DeviceProperties, parsed: ParsedName
     """Accept the row, scaled if this device has another number of SMs than the row."""
     if not row.flops_per_s_by_precision():
         return TableMatch(reason=f"no trustworthy peak of {row.name} is published ({row.notes})")
-    if parsed.mig_profile is not None and not device.sm_count:
+    sm_count = device.sm_count or _mig_sm_count(row, parsed.mig_profile)
+    if parsed.mig_profile is not None and not sm_count:
         return TableMatch(reason="it is a MIG slice and its SM count is not known")
-    if not device.sm_count or row.sm_count is None or device.sm_count == row.sm_count:
+    if not sm_count or row.sm_count is None or sm_count == row.sm_count:
         return TableMatch(row=row, mig_profile=parsed.mig_profile)
-    ratio = device.sm_count / row.sm_count
-    counts = f"{device.sm_count} SMs where {row.name} has {row.sm_count}"
+    ratio = sm_count / row.sm_count
+    counts = f"{sm_count} SMs where {row.name} has {row.sm_count}"
     if row.export_capped or ratio > _LARGEST_SCALE_UP:
         return TableMatch(reason=f"it reports {counts}, and that part's rates cannot be scaled to another chip")
     cause = "a MIG slice" if parsed.mig_profile is not None else "another SKU, a partition or a custom part"
     note = f"scaled by SM count: {counts} ({cause})"
     return TableMatch(row=row, sm_ratio=ratio, mig_profile=parsed.mig_profile, notes=(note,))
+
+
+def _mig_sm_count(row: PeakRow, profile: str | None) -> int | None:
+    """SMs of a slice by its profile, where the driver did not say; None where the profile is not a documented one."""
+    found = re.fullmatch(r"(\d)G\.(\d+)GB", profile or "")
+    part = (row.compute_capability or (0, 0), row.sm_count or 0)
+    if found is None or part not in _MIG_SMS:
+        return None
+    slices, memory_gb = int(found[1]), int(found[2])
+    is_wide = slices == 1 and row.memory_gb is not None and memory_gb > 1.5 * row.memory_gb / 8
+    return _MIG_WIDE.get(part) if is_wide else _MIG_SMS[part].get(slices)
 
 
 def _gigabytes(device: DeviceProperties) -> float | None:

@@ -10,6 +10,7 @@ import csv
 import difflib
 import functools
 import importlib.resources
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,10 @@ _FIRST_COMPUTE_CAPABILITY = {
     "fp4": (10, 0),
     "int8": (6, 1),
 }
+_BOOSTING = re.compile(r"\b(GeForce|TITAN|RTX|Radeon RX|Arc)\b")
+_BOOST_MARGIN = 1.25
+"""Highest clock over the datasheet's boost clock of cards that boost as far as power and cooling let them: an RTX 5090
+was measured at 240 of 209.5 TFLOP/s, an RTX 4090 runs up to 3105 of 2520 MHz (NVML's maximum)."""
 _LEAST_LIKENESS = 0.5  # below it a name is no help
 _SPARSE_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
@@ -72,6 +77,18 @@ class PeakRow:
         if self.tensor_clock_mhz is None or self.boost_clock_mhz is None:
             return None
         return self.boost_clock_mhz / self.tensor_clock_mhz
+
+    @property
+    def boost_margin(self) -> float | None:
+        """How far above the datasheet's figures a consumer or workstation card can boost; None for other parts."""
+        return _BOOST_MARGIN if _BOOSTING.search(self.name) and not self.export_capped else None
+
+    @property
+    def label(self) -> str:
+        """What the row's figures belong to: the product, or one of the torch devices that share it."""
+        if self.torch_devices == 1:
+            return self.name
+        return f"{self.name.removesuffix(' (chip)')}, one torch device (1/{self.torch_devices} chip)"
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -289,3 +289,21 @@ def test_a_peak_that_the_record_carries_is_used_when_the_reading_has_none() -> N
     record = StepRecord(ops=(OpRecord(op="aten::mm", phase=Phase.FORWARD, precision="bf16", totals=totals),))
     seen = UtilizationReading(window=window(), mfu=0.3, device_name=H100)
     assert codes(check(seen, record, peak))[0] == "sparse_peak"
+
+
+@pytest.mark.parametrize(
+    ("name", "mfu", "is_impossible"),
+    [
+        ("NVIDIA GeForce RTX 5090", 240 / 209.5, False),  # measured by two people: it boosts above the datasheet
+        ("NVIDIA GeForce RTX 2080 Ti", 1.2, False),
+        ("NVIDIA GeForce RTX 5090", 1.3, True),
+        ("NVIDIA GeForce RTX 5090 D", 1.1, True),  # capped for export: no clock helps
+        ("NVIDIA H100 80GB HBM3", 1.06, True),
+        ("NVIDIA A100-SXM4-80GB", 1.06, True),
+    ],
+)
+def test_cards_that_boost_have_a_margin_before_a_reading_is_impossible(
+    name: str, mfu: float, is_impossible: bool
+) -> None:
+    diagnoses = check(reading(mfu, device_name=name))
+    assert any(d.severity == "error" for d in diagnoses) is is_impossible

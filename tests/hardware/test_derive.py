@@ -22,6 +22,7 @@ EXPLAINED: dict[tuple[str, str | None], str] = {
     ("a2", "fp64"): "the sheet's 1/32 of FP32",
     ("h800-sxm5", "fp64"): "FP64 is capped for export",
     ("h800-pcie", "fp64"): "FP64 is capped for export",
+    ("rx-7900-xt", "fp64"): "FP64 is no training precision on RDNA3 and is not derived",
     ("rx-7900-xtx", "fp64"): "FP64 is no training precision on RDNA3 and is not derived",
     **{
         (key, precision): "NVL cards rate tensor cores at 1545 of 1785 MHz, other Hopper parts at 0.92 of the maximum"

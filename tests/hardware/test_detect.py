@@ -152,3 +152,46 @@ def test_a_users_file_is_searched_first(tmp_path: Path) -> None:
     others = device_peak("NVIDIA L40", custom_devices=file)
     assert others is not None
     assert others.key == "l40"
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "devices"),
+    [
+        ("TPU v2", "TPU v2 chip", 2),
+        ("TPU v3", "TPU v3 (chip)", 2),
+        ("TPU7x", "TPU7x Ironwood (chip)", 2),
+        ("trn1", "Trainium1 (chip)", 2),
+        ("trn2", "Trainium2 chip", 4),
+        ("trn3", "Trainium3 (chip)", 4),
+    ],
+)
+def test_a_device_and_the_chip_that_holds_several_are_both_known_by_name(device: str, chip: str, devices: int) -> None:
+    one, whole = device_peak(device), device_peak(chip)
+    assert one is not None
+    assert whole is not None
+    assert whole.flops_per_s("bf16") == pytest.approx(devices * one.flops_per_s("bf16"))
+    assert whole.bytes_per_s == pytest.approx(devices * one.bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16"),  # TFLOP/s: SMs x GHz x FMA per clock and SM x 2
+    [
+        ("NVIDIA GeForce RTX 3060 Ti", 38 * 1.665 * 256 * 2 / 1e3),
+        ("NVIDIA GeForce RTX 4060", 24 * 2.460 * 256 * 2 / 1e3),
+        ("NVIDIA GeForce RTX 5060 Ti", 36 * 2.572 * 256 * 2 / 1e3),
+        ("NVIDIA RTX 4500 Ada Generation", 60 * 2.580 * 512 * 2 / 1e3),
+        ("NVIDIA RTX 4000 Ada Generation", 48 * 2.175 * 512 * 2 / 1e3),
+        ("NVIDIA RTX 4000 SFF Ada Generation", 48 * 1.560 * 512 * 2 / 1e3),
+        ("AMD Radeon RX 7900 XT", 84 * 2.4 * 256 * 2 / 1e3),
+        ("AMD Radeon RX 9070 XT", 64 * 2.97 * 512 * 2 / 1e3),
+    ],
+)
+def test_cards_that_people_train_on_at_home(name: str, bf16: float) -> None:
+    peak = device_peak(name)
+    assert peak is not None
+    assert peak.flops_per_s("bf16") == pytest.approx(bf16 * 1e12, rel=0.003)
+
+
+def test_a_device_name_without_end_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="300 characters"):
+        device_peak("A" * 300)

@@ -88,7 +88,6 @@ LOOK_ALIKES = [
     "NVIDIA RTX 6000",
     "NVIDIA RTX PRO 6000",
     "Quadro RTX 6000 with Max-Q Design",
-    "NVIDIA RTX 4000 SFF Ada Generation",
     "NVIDIA GeForce RTX 4090 Laptop GPU",
     "NVIDIA GeForce RTX 4080 Laptop GPU",
     "NVIDIA GeForce RTX 5090 D v2",
@@ -103,7 +102,6 @@ LOOK_ALIKES = [
     "NVIDIA GeForce GTX 1080",
     "NVIDIA GeForce RTX 4070 Ti D",
     "NVIDIA TITAN Xp",
-    "AMD Radeon RX 7900 XT",
     "AMD Radeon RX 7900 GRE",
     "AMD Instinct MI300",
     "AMD Instinct MI250 X",
@@ -226,8 +224,36 @@ def test_a_mig_slice_is_its_parent_scaled_by_sms_and_says_so() -> None:
     assert "MIG slice" in match.notes[0]
 
 
-def test_a_mig_slice_of_unknown_size_has_no_peak() -> None:
-    match = find_row(DeviceProperties(name="NVIDIA H100 80GB HBM3 MIG 2g.20gb"))
+@pytest.mark.parametrize(
+    ("name", "sms", "whole"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 132),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", 16, 132),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", 26, 132),
+        ("NVIDIA H100 80GB HBM3 MIG 2g.20gb", 32, 132),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 132),
+        ("NVIDIA H200 MIG 1g.18gb", 16, 132),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42, 108),
+        ("NVIDIA A30 MIG 2g.12gb", 28, 56),
+    ],
+)
+def test_a_mig_slice_is_known_by_its_profile_where_the_driver_gives_no_sms(name: str, sms: int, whole: int) -> None:
+    match = find_row(DeviceProperties(name=name))
+    assert match.row is not None
+    assert match.sm_ratio == pytest.approx(sms / whole)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 80GB HBM3 MIG",
+        "NVIDIA H100 80GB HBM3 MIG 5g.20gb",
+        "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb",
+        "NVIDIA B200 MIG 1g.23gb",
+    ],
+)
+def test_a_mig_slice_of_unknown_size_has_no_peak(name: str) -> None:
+    match = find_row(DeviceProperties(name=name))
     assert match.row is None
     assert "SM count is not known" in match.reason
 
@@ -338,7 +364,8 @@ def test_an_export_capped_part_is_known_by_its_exact_name_and_never_scaled() -> 
 def test_a_driver_that_reports_no_sms_leaves_the_sheets_figure_and_never_a_peak_of_zero() -> None:
     match = find_row(DeviceProperties(name="NVIDIA A100-SXM4-80GB", sm_count=0))
     assert (match.row.key if match.row else None, match.sm_ratio) == ("a100-sxm4-80gb", 1.0)
-    assert find_row(DeviceProperties(name="NVIDIA A100-SXM4-80GB MIG 1g.10gb", sm_count=0)).row is None
+    of_profile = find_row(DeviceProperties(name="NVIDIA A100-SXM4-80GB MIG 1g.10gb", sm_count=0))
+    assert of_profile.sm_ratio == pytest.approx(14 / 108)
 
 
 def test_a_chip_much_larger_than_the_row_is_another_product() -> None:

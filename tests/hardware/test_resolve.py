@@ -183,3 +183,12 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
     ((names, peak),) = load_custom_devices(file)
     assert names == ("X",)
     assert peak.flops_per_s("bf16") == 989.4e12
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "a: " + "x" * 2**20, "a: &a [1]\nb: [*a, *a]\n"])
+def test_a_device_file_that_is_deep_or_large_is_one_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "devices.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError) as error:
+        resolve_peak(path, "cpu")
+    assert len(str(error.value)) < 2000
