@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mfu_monitor.formulas.registry import find_formula
+from mfu_monitor.formulas.registry import find_formula, operator_name
+from mfu_monitor.internals.dispatcher import is_composite, runs_composite
+from mfu_monitor.internals.tensors import tensors_in
 
-__all__ = ["CountingMode", "Observer", "operator_name"]
+__all__ = ["CountingMode", "Observer"]
 
 
 class Observer(Protocol):
@@ -45,7 +47,7 @@ class CountingMode(TorchDispatchMode):
         if any(_desugars(t) for t in types):
             # DTensor, jagged tensors and the like turn this call into calls on the local parts: count those.
             return NotImplemented
-        if _must_decompose(func):
+        if _must_decompose(func, args, kwargs):
             with self:
                 output = func.decompose(*args, **kwargs)
             if output is not NotImplemented:
@@ -60,23 +62,11 @@ def _desugars(tensor_type: type) -> bool:
     return hasattr(tensor_type, "__tensor_flatten__")
 
 
-def _must_decompose(func: Any) -> bool:
-    """Composite operators reach the dispatcher whole in inference mode; their parts are what we count."""
-    return _is_composite(func) and find_formula(operator_name(func)) is None
+def _must_decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Composite operators reach the dispatcher whole in inference mode; their parts are what we count.
 
-
-@cache
-def _is_composite(func: Any) -> bool:
-    if not isinstance(func, torch._ops.OpOverload):
+    Where the device has a kernel of its own that one runs as it would without us: the composition rounds otherwise.
+    """
+    if not is_composite(func) or find_formula(operator_name(func)) is not None:
         return False
-    try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    except RuntimeError:  # TorchScript operators such as prim::device are not the dispatcher's
-        return False
-
-
-@cache
-def operator_name(func: Any) -> str:
-    """Qualified name without overload: ``"aten::mm"``, ``"higher_order::flex_attention"``."""
-    schema = getattr(func, "_schema", None)
-    return schema.name if schema is not None else f"higher_order::{func.name()}"
+    return runs_composite(func, tensors_in((args, kwargs)))

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.function import BackwardCFunction
 from torch.utils import checkpoint as _checkpoint
+
+from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of
 
 __all__ = ["CallSite", "is_called_from", "read_call_site", "runs_inside"]
 
@@ -36,7 +38,7 @@ def _codes(*functions: Any) -> frozenset[CodeType]:
 
 _MODULE_CALL = _codes(nn.Module._call_impl, nn.Module._wrapped_call_impl)
 _ENGINE = _codes(torch.autograd.graph._engine_run_backward)
-_FUNCTION_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_FORWARDS = ForwardCodes()
 _CUSTOM_BACKWARD = _codes(BackwardCFunction.apply, getattr(BackwardCFunction, "apply_boxed", None))
 _OPTIMIZER_STEP = _nested_code(torch.optim.Optimizer.profile_hook_step, "wrapper")
 _CHECKPOINT_FILE = _checkpoint.__file__
@@ -107,16 +109,14 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         elif code is _OPTIMIZER_STEP:
             site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
         elif code in _CUSTOM_BACKWARD:
-            if not site.in_custom_backward:
-                site.incoming_gradients = frame.f_locals.get("args", ())
-            site.in_custom_backward = True
+            _note_custom_backward(site, frame)
         elif code.co_filename == _COMPILED_AUTOGRAD_FILE:
             site.in_compiled_autograd = True
         elif code.co_filename == _CHECKPOINT_FILE:
             _note_checkpoint(site, code, in_backward=in_backward)
         elif code.co_name == _COMPILED_CALL:
             site.in_compiled_call |= not _is_called_by_flex_attention(frame)
-        if frame.f_back is not None and frame.f_back.f_code is _FUNCTION_APPLY:
+        if _FORWARDS.is_forward(frame):
             site.function_forwards.append(frame)
             site.function_at = len(site.modules)
         inner_codes.add(code)
@@ -154,6 +154,17 @@ def _add_module(site: CallSite, frame: FrameType) -> None:
         site.modules.append(module)
 
 
+def _note_custom_backward(site: CallSite, frame: FrameType) -> None:
+    # One decorator around both makes the backward's frame look like a forward's; its context says whose it is.
+    own = frame.f_locals.get("self")
+    site.function_forwards = [f for f in site.function_forwards if context_of(f) is not own]
+    if not site.function_forwards:
+        site.function_at = None
+    if not site.in_custom_backward:
+        site.incoming_gradients = frame.f_locals.get("args", ())
+    site.in_custom_backward = True
+
+
 def _note_checkpoint(site: CallSite, code: CodeType, *, in_backward: bool) -> None:
     if code in _CHECKPOINT_ENTRY:
         if site.checkpointed_at is None:
@@ -188,11 +199,4 @@ def _is_called_by_flex_attention(frame: FrameType) -> bool:
 def _is_inside_closure(step: FrameType, inner_codes: set[CodeType | None]) -> bool:
     """An optimizer's closure runs forward and backward inside ``step``; that is not optimizer work."""
     arguments = (*step.f_locals.get("args", ())[1:], *step.f_locals.get("kwargs", {}).values())
-    return any(_code_of(argument) in inner_codes for argument in arguments if callable(argument))
-
-
-def _code_of(function: Any) -> CodeType | None:
-    function = getattr(function, "func", function)  # functools.partial
-    function = getattr(function, "__func__", function)  # bound method
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    return any(code_of(argument) in inner_codes for argument in arguments if callable(argument))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from mfu_monitor.counting.compiled.runs import CompiledCounter, RunSite, reads_g
 from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import FunctionRepeats
-from mfu_monitor.counting.dispatch import operator_name
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.ledger import Entry, Ledger
@@ -28,9 +27,17 @@ from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phas
 from mfu_monitor.counting.step_record import Phase, StepRecord
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
-from mfu_monitor.formulas.registry import Formula, bind_call, find_formula, find_module_formula, is_ignored
+from mfu_monitor.formulas.registry import (
+    Formula,
+    bind_call,
+    find_formula,
+    find_module_formula,
+    is_ignored,
+    operator_name,
+)
 from mfu_monitor.formulas.traffic import bytes_accessed
 from mfu_monitor.hardware.precision import matmul_precision
+from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["StepObserver"]
 
@@ -85,7 +92,7 @@ class StepObserver:
 
     def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = operator_name(func)
-        operands, outputs = list(_tensors((args, kwargs))), list(_tensors(output))
+        operands, outputs = list(tensors_in((args, kwargs))), list(tensors_in(output))
         if _is_rehearsal(operands, outputs):
             return
         in_backward = backward_is_running()
@@ -252,7 +259,7 @@ class StepObserver:
     ) -> None:
         in_backward = backward_is_running()
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
-        inputs = list(_tensors((args, kwargs)))
+        inputs = list(tensors_in((args, kwargs)))
         around = [m for m in site.modules if m is not module]
         if self.opaque.covers(around):
             return  # part of a module that is counted as a whole
@@ -262,10 +269,10 @@ class StepObserver:
             op=f"module::{type(module).__name__}",
             phase=phase_of(site, in_backward=in_backward, repeats_forward=False),
             module_fqn=self._names.name_of([module, *around]),
-            precision=_precision("", [t for t in (*inputs, *_tensors(output)) if t.is_floating_point()]),
+            precision=_precision("", [t for t in (*inputs, *tensors_in(output)) if t.is_floating_point()]),
             shapes=tuple(tuple(t.shape) for t in inputs),
             cost=OpCost(0),
-            bytes_accessed=sum(t.nbytes for t in (*inputs, *module.parameters(), *_tensors(output))),
+            bytes_accessed=sum(t.nbytes for t in (*inputs, *module.parameters(), *tensors_in(output))),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
         self._coverage.cover(module)
@@ -277,23 +284,12 @@ class StepObserver:
             return
         self.ledger.add_product(entry)
         products = gradients_wanted(module, inputs, input_factor=module_formula.input_gradient_factor)
-        self.opaque_backward.watch(_tensors(output), partial(self._price_opaque_backward, entry, products))
+        self.opaque_backward.watch(tensors_in(output), partial(self._price_opaque_backward, entry, products))
 
     def _price_opaque_backward(self, forward: Entry, gradients: int) -> None:
         self.ledger.saw_backward = True
         for _ in range(gradients):
             self.ledger.add_product(replace(forward, phase=Phase.BACKWARD, without_grad=False))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -304,7 +300,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _first_shape(output: Any) -> Any:
-    return next((t.shape for t in _tensors(output)), None)
+    return next((t.shape for t in tensors_in(output)), None)
 
 
 def _is_rehearsal(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:

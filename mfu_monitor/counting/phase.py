@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import FrameType
-from typing import Any
-
 import torch
-from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.function import BackwardCFunction
 
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.step_record import Phase
+from mfu_monitor.internals.custom_forwards import context_of
 
 __all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
 
@@ -63,17 +61,10 @@ class GradModeMemory:
         if not site.function_forwards:
             self._last_outside = torch.is_grad_enabled()
             return self._last_outside
-        outermost = _context_of(site.function_forwards[-1])
+        outermost = context_of(site.function_forwards[-1])
         if outermost is None:
             return self._last_outside
         if outermost.next_functions:
             return True
         # Edges are recorded only with gradients on. Inputs that ask for gradients and no edges: they are off.
         return self._last_outside and not any(outermost.needs_input_grad)
-
-
-def _context_of(frame: FrameType) -> Any:
-    """The ``ctx`` of a ``Function.forward`` frame; None for the style that takes it in ``setup_context``."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    first = frame.f_locals.get(names[0]) if names else None
-    return first if isinstance(first, FunctionCtx) else None

@@ -61,10 +61,10 @@ IGNORED_GROUPS: Mapping[str, str] = {
         cat _stack stack _chunk_cat clone copy _to_copy _copy_from _copy_from_and_resize _lazy_clone _pin_memory
         repeat flip roll rot90 tril triu tril_indices triu_indices diag_embed block_diag constant_pad_nd
         reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
-        channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im narrow_copy as_strided_scatter
-        diagonal_scatter select_scatter slice_scatter diagonal_backward select_backward slice_backward
-        slice_inverse unfold_backward unsafe_split unsafe_split_with_sizes split_with_sizes_copy split_copy
-        unbind_copy view_copy _unsafe_view _reshape_copy unfold_copy lift lift_fresh_copy _mkldnn_reshape
+        channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im narrow_copy
+        as_strided_scatter diagonal_scatter select_scatter slice_scatter diagonal_backward select_backward
+        slice_backward slice_inverse unfold_backward unsafe_split unsafe_split_with_sizes split_with_sizes_copy
+        split_copy unbind_copy view_copy _unsafe_view _reshape_copy unfold_copy lift lift_fresh_copy _mkldnn_reshape
         _mkldnn_transpose to_mkldnn mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight
         _cudnn_rnn_flatten_weight _pack_padded_sequence
     """,

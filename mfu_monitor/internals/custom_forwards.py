@@ -1,0 +1,75 @@
+"""Which frames on the stack are the forward of a ``torch.autograd.Function``, on every torch.
+
+Until torch 2.13 ``Function.apply`` is Python and its frame lies above the forward's; since 2.14 it is C and leaves
+none. So the forward's own code is looked up among all functions that exist. Without it, work inside custom functions
+and AOT's compiled functions reads as work without gradient.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
+
+__all__ = ["ForwardCodes", "context_of"]
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code that a call of ``function`` runs first; None for a builtin."""
+    function = getattr(function, "func", function)  # functools.partial
+    function = getattr(function, "__func__", function)  # bound method
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+class ForwardCodes:
+    """The code objects of all custom forwards, read again when a class came or went."""
+
+    def __init__(self) -> None:
+        self._size = -1
+        self._latest: weakref.ref[type] | None = None
+        self._takes_context: dict[CodeType, bool] = {}
+
+    def is_forward(self, frame: FrameType) -> bool:
+        """True where the frame is a forward that autograd called: a call by hand has no context of autograd's."""
+        takes_context = self._known().get(frame.f_code)
+        return takes_context is not None and (not takes_context or context_of(frame) is not None)
+
+    def refresh(self) -> None:
+        """Read all classes anew: a forward may have been replaced on a class that exists."""
+        self._size = -1
+
+    def _known(self) -> dict[CodeType, bool]:
+        nodes = BackwardCFunction.__subclasses__()  # torch makes one for each Function, nested subclasses included
+        latest = nodes[-1] if nodes else None
+        if len(nodes) != self._size or (self._latest is not None and self._latest() is not latest):
+            self._size, self._latest = len(nodes), weakref.ref(latest) if latest is not None else None
+            self._takes_context = _codes_of_all(Function, {})
+        return self._takes_context
+
+
+def _codes_of_all(root: type, found: dict[CodeType, bool]) -> dict[CodeType, bool]:
+    """Code to whether every function that runs it gets a context."""
+    for function in root.__subclasses__():
+        splits = function.setup_context is not Function.setup_context  # type: ignore[attr-defined]
+        for name, takes_context in (("forward", not splits), ("setup_context", True), ("jvp", True)):
+            code = code_of(getattr(function, name))
+            if code is not None:
+                found[code] = takes_context and found.get(code, True)
+        _codes_of_all(function, found)
+    return found
+
+
+def context_of(frame: FrameType) -> FunctionCtx | None:
+    """The ``ctx`` a frame was called with, also where a decorator takes it in ``*args``; None where it has none."""
+    code = frame.f_code
+    if code.co_argcount:
+        first = frame.f_locals.get(code.co_varnames[0])
+    elif code.co_flags & 0x04:  # takes *args
+        arguments = frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount], ())
+        first = arguments[0] if isinstance(arguments, tuple) and arguments else None
+    else:
+        first = None
+    return first if isinstance(first, FunctionCtx) else None
