@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,21 +123,6 @@ def test_at_most_eighteen_rooms_and_none_is_private() -> None:
     rooms = {part for name in MODULES if (part := part_of(name)) not in (None, "mfu_monitor", "callbacks")}
     assert len(rooms) <= 18
     assert not [room for room in rooms if str(room).startswith("_")]
-
-
-WAY_OF_A_FLOP = (
-    "counting.dispatch", "counting.observer", "counting.ledger", "steps.totals", "monitor", "utilization", "readings",
-    "sinks.base",
-)  # fmt: skip
-
-
-def test_the_way_of_a_flop_is_at_most_eight_modules_and_is_written_down() -> None:
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert len(WAY_OF_A_FLOP) <= 8
-    for name in WAY_OF_A_FLOP:
-        assert f"mfu_monitor.{name}" in MODULES
-        importlib.import_module(f"mfu_monitor.{name}")
-        assert name.replace(".", "/").replace("sinks/base", "sinks/") in contributing
 
 
 def test_no_two_files_have_one_name() -> None:

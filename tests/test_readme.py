@@ -49,4 +49,7 @@ def test_the_counter_is_used_as_shown() -> None:
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", README))
 def test_links_lead_somewhere(target: str) -> None:
-    assert (Path(__file__).parents[1] / target).exists()
+    path, _, heading = target.partition("#")
+    assert (Path(__file__).parents[1] / path).exists()
+    slugs = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", README, flags=re.MULTILINE)}
+    assert not heading or heading in slugs
