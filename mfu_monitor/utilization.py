@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_monitor import metric_names
+from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.timing.step_window import StepWindow
 
@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UtilizationReading:
+class UtilizationReading(PlainTypes):
     """How well the hardware was used over one window. Fractions are 0..1; unknown is None and ``reason`` says why.
 
     Example:
@@ -95,19 +95,6 @@ class UtilizationReading:
     def elapsed_s(self) -> float:
         """Seconds of the window's steps."""
         return self.window.elapsed_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON, the window nested."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window"}
-        plain = {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
-        return {**plain, "window": self.window.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> UtilizationReading:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)} - {"window"}
-        known = {name: value for name, value in values.items() if name in names}
-        return cls(window=StepWindow.from_dict(values["window"]), **known)
 
 
 def active_precision(window: StepWindow) -> str | None:

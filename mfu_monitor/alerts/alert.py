@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from mfu_monitor.counting.plain_types import PlainTypes
 
 __all__ = ["Alert", "CauseShare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseShare:
+class CauseShare(PlainTypes):
     """One factor of a drop: its value before and after, and its share of the loss (0..1).
 
     ``name`` is one of ``mfu_monitor.alerts.causes.CAUSES``; ``"unknown"`` is an allowed answer.
@@ -25,19 +24,9 @@ class CauseShare:
     share_of_loss: float | None
     description: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CauseShare:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
+class Alert(PlainTypes):
     """One notice: ``kind`` is ``"drop"``, ``"floor"``, ``"sag"``, ``"recovery"`` or ``"change"``.
 
     ``mfu`` and ``baseline`` are the MFU of the incident's windows and of the windows that they are compared with; None
@@ -57,14 +46,3 @@ class Alert:
     """Relative loss of useful work, 0..1: of MFU, of tokens that are not padding, of time not spent compiling."""
     incident: int | None = None
     """Number of the incident, the same in its alert and in its recovery."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
-        return dataclasses.asdict(self) | {"causes": [cause.to_dict() for cause in self.causes]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Alert:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)} - {"causes"}
-        known = {name: value for name, value in values.items() if name in names}
-        return cls(causes=tuple(map(CauseShare.from_dict, values.get("causes", ()))), **known)

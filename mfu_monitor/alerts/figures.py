@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -16,7 +17,7 @@ __all__ = ["WindowFigures", "figures_of", "mean_figures"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowFigures:
+class WindowFigures(PlainTypes):
     """One window, per training batch. Seconds, FLOPs and tokens are means over its steps; unknown is None.
 
     Steps that were left out of the window because they recompiled count here, as time lost to ``compile_s``: a run that
@@ -29,7 +30,7 @@ class WindowFigures:
     signal: float
     """The level that is watched: MFU (or model FLOP/s without a peak), times the share of tokens that are not padding,
     over the time with recompiling."""
-    label: tuple[str | int | float | None, ...]
+    label: tuple[str | int | float | bool | None, ...]
     """What must be equal for two signals to be compared: name of the signal, precision, ranks, peak, padding known."""
     mfu: float | None = None
     step_s: float
@@ -58,20 +59,6 @@ class WindowFigures:
     rank_spread: float | None = None
     slowest_rank: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, for a checkpoint."""
-        values = dataclasses.asdict(self)
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WindowFigures:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        known: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names
-        }
-        return cls(**known)
 
 
 _PER_STEP = (

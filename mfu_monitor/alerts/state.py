@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mfu_monitor.alerts.figures import WindowFigures
+from mfu_monitor.counting.plain_types import PlainTypes
 
 __all__ = ["BestLevel", "DetectorState", "Incident"]
 
@@ -38,7 +36,7 @@ class BestLevel:
 
 
 @dataclass(slots=True, kw_only=True)
-class DetectorState:
+class DetectorState(PlainTypes):
     """Everything between two updates."""
 
     ignore: int = 0
@@ -61,35 +59,3 @@ class DetectorState:
     best_median: BestLevel | None = None
     best_steadiness: BestLevel | None = None
     incident: Incident | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists, dicts and None only."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DetectorState:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        restored = {name: _restored(value) for name, value in values.items() if name in names}
-        for name, record in (("best_median", BestLevel), ("best_steadiness", BestLevel), ("incident", Incident)):
-            if restored.get(name) is not None:
-                restored[name] = record(**{key: _restored(value) for key, value in restored[name].items()})
-        return cls(**restored)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, WindowFigures):
-        return value.to_dict()
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, BestLevel | Incident):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return value
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    if isinstance(value, Mapping) and "signal" in value:
-        return WindowFigures.from_dict(value)
-    return value

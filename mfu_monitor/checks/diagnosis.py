@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from mfu_monitor.counting.plain_types import PlainTypes
 
 __all__ = ["SEVERITIES", "Diagnosis", "diagnosis_text", "withheld"]
 
@@ -14,7 +14,7 @@ SEVERITIES = ("note", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(PlainTypes):
     """One violated check or one cause that the evidence supports.
 
     Example:
@@ -37,17 +37,6 @@ class Diagnosis:
     def __str__(self) -> str:
         parts = (self.message, self.likely_cause, self.fix)
         return f"[{self.code}] " + " ".join(part for part in parts if part)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**values, "evidence": dict(self.evidence)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Diagnosis:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
 
 
 def withheld(diagnoses: Iterable[Diagnosis]) -> bool:

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from mfu_monitor.counting.plain_types import PlainTypes
 
 __all__ = ["FlopTotals", "OpRecord", "Phase", "StepRecord", "UncoveredParameter", "UnsupportedOp"]
 
@@ -120,7 +121,7 @@ class UncoveredParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepRecord(PlainTypes):
     """What one counted step ran on this rank.
 
     Example:
@@ -230,43 +231,7 @@ class StepRecord:
                 parts.setdefault(name, []).append(op.totals)
         return {name: _sum_totals(group) for name, group in parts.items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON; ``from_dict`` reads them back."""
-        values = dataclasses.asdict(self)
-        del values["_sums"]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> StepRecord:
-        """The inverse of ``to_dict``, from what ``json.loads`` gives."""
-        return cls(
-            ops=tuple(_op_from_dict(op) for op in values.get("ops", ())),
-            unsupported_ops=tuple(
-                UnsupportedOp(**{**op, "phase": Phase(op["phase"]), "shapes": _shapes(op["shapes"])})
-                for op in values.get("unsupported_ops", ())
-            ),
-            uncovered_parameters=tuple(UncoveredParameter(**p) for p in values.get("uncovered_parameters", ())),
-            notes=tuple(values.get("notes", ())),
-            is_training=bool(values.get("is_training", False)),
-            incomplete=bool(values.get("incomplete", False)),
-        )
-
 
 def _self_and_ancestors(name: str) -> list[str]:
     parts = name.split(".") if name else []
     return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-
-
-def _shapes(values: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(shape) for shape in values)
-
-
-def _op_from_dict(values: dict[str, Any]) -> OpRecord:
-    return OpRecord(
-        **{
-            **values,
-            "phase": Phase(values["phase"]),
-            "shapes": _shapes(values["shapes"]),
-            "totals": FlopTotals(**values["totals"]),
-        }
-    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.counting.step_record import StepRecord
 
 __all__ = ["ClosedWindow", "StepWindow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindow:
+class StepWindow(PlainTypes):
     """A whole number of training batches of this rank, with time, tokens and FLOPs of the same steps.
 
     Seconds are of the device's clock where it has one, of the host otherwise. Sums over the window's steps; steps that
@@ -96,20 +95,6 @@ class StepWindow:
     """What the driver says holds the clock down, ``()`` if nothing, None if nobody was asked."""
     padding_share: float | None = None
     """Share of ``tokens`` that are padding: the window's with ``count_padding``, else that of the last counted step."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StepWindow:
-        """The inverse of ``to_dict``; unknown keys of a later version are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if name in names}
-        if known.get("throttle_reasons") is not None:
-            known["throttle_reasons"] = tuple(known["throttle_reasons"])  # JSON has lists only
-        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True)

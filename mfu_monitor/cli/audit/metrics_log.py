@@ -158,8 +158,8 @@ def _own_event(path: Path, number: int, event: Mapping[str, Any], readings: list
         return {}
     try:
         reading = UtilizationReading.from_dict(event["payload"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path}, line {number}: a reading of ours was expected ({error!r})") from None
+    except (KeyError, TypeError, AttributeError, ConfigurationError) as error:
+        raise ConfigurationError(f"{path}, line {number}: a reading of ours was expected ({error})") from None
     reading = _with_withheld(reading)
     readings.append(reading)
     return {**event.get("metrics", {}), "step": event.get("step"), "utilization/mfu": reading.mfu}

@@ -108,7 +108,7 @@ def _from_jsonl(file: Path, root: Path) -> list[RunLog]:
 def _alert(file: Path, event: Event) -> Alert:
     try:
         return Alert.from_dict(event.payload)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
         raise ConfigurationError(
             f"{file}, step {event.step}: not an alert of mfu-monitor ({error}). "
             "Give a file that was written through jsonl=, unedited."
