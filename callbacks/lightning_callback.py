@@ -19,14 +19,13 @@ from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
 
 from ._loggers import LoggingSteps, sinks_for_loggers, writable_jsonl
+from ._monitored import PROGRESS_METRICS, MonitoredMetrics
 from ._patch import wrap_method
 
 if TYPE_CHECKING:
     from mfu_monitor.sinks import Sink
 
 __all__ = ["MFUMonitor"]
-
-_PROGRESS_METRICS = ("mfu", "hfu", "tokens_per_s")
 
 
 def _callback_bases() -> tuple[type, ...]:
@@ -150,6 +149,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._logging_steps = LoggingSteps()
         self._optimizer_steps = 0
         self._published: UtilizationReading | None = None
+        self._monitored: MonitoredMetrics | None = None
         self._pauses: list[str] = []
         self._unwrap: list[Callable[[], None]] = []
         self._sees_fetches = False
@@ -158,7 +158,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         """A copy, also one that is sent to a spawned process, has the options and totals; it measures nothing yet."""
         self._keep_state()
         idle = {"monitor": None, "_is_measuring": False, "_published": None, "_logging_steps": LoggingSteps()}
-        return {**self.__dict__, **idle, "_pauses": [], "_unwrap": []}
+        return {**self.__dict__, **idle, "_monitored": None, "_pauses": [], "_unwrap": []}
 
     @property
     def reading(self) -> UtilizationReading | None:
@@ -171,6 +171,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start to measure, after the sanity check."""
         self._published = None
+        self._monitored = MonitoredMetrics(trainer)
+        self._monitored.offer(trainer, None)
         self._logging_steps = LoggingSteps()
         self.monitor = Monitor(pl_module, config=self._config_for(trainer), sinks=self._sinks(trainer))
         self._is_measuring = True
@@ -179,7 +181,6 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         if self._state:
             self.monitor.load_state_dict(self._state)
         self._wrap(trainer)
-        _offer_placeholders(trainer)
 
     @guarded_hook
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -374,10 +375,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         if self.monitor is not None and self.monitor.should_stop:
             trainer.should_stop = True
         reading = self.reading
-        if reading is None or reading is self._published:
-            return
-        self._published = reading
-        for name in _PROGRESS_METRICS:
+        is_new = reading is not None and reading is not self._published
+        if is_new:
+            self._published = reading
+            self._show(trainer, pl_module, reading, on_step=on_step)
+        if self._monitored is not None:
+            self._monitored.offer(trainer, reading if is_new else None)
+
+    def _show(self, trainer: Any, pl_module: Any, reading: UtilizationReading | None, *, on_step: bool) -> None:
+        for name in PROGRESS_METRICS:
             if (value := getattr(reading, name)) is None:
                 trainer.callback_metrics.pop(name, None)
                 continue
@@ -425,13 +431,3 @@ def _total_batches(trainer: Any) -> int | None:
     if trainer.max_epochs is not None and trainer.max_epochs > 0 and math.isfinite(trainer.num_training_batches):
         limits.append(trainer.max_epochs * trainer.num_training_batches)
     return int(min(limits, default=0)) or None
-
-
-def _offer_placeholders(trainer: Any) -> None:
-    """Give ``EarlyStopping`` a number while there is no reading yet, or it would end the run for want of one.
-
-    It is 0.0, which every reading beats; it is in no logger and no progress bar, and it goes when a reading comes.
-    """
-    for callback in trainer.callbacks:
-        if (name := getattr(callback, "monitor", None)) in _PROGRESS_METRICS:
-            trainer.callback_metrics.setdefault(name, torch.tensor(0.0))

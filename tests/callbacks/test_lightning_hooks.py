@@ -8,7 +8,6 @@ import pickle
 import signal
 import warnings
 from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,9 @@ import torch
 
 from mfu_monitor.callbacks import MFUMonitor
 from mfu_monitor.config import MonitorConfig
-from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
+from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning, StageDisabledWarning
+from mfu_monitor.timing.step_window import StepWindow
+from mfu_monitor.utilization import UtilizationReading
 
 STEP = [
     "begin_step",
@@ -294,8 +295,9 @@ def test_validate_and_test_alone_measure_nothing(run: Any, recorded: list[Any]) 
     assert recorded == []
 
 
-def a_reading(**values: Any) -> Any:
-    return SimpleNamespace(**{"mfu": None, "hfu": None, "tokens_per_s": None, **values})
+def a_reading(**values: Any) -> UtilizationReading:
+    window = StepWindow(first_step=0, last_step=0, steps=1, elapsed_s=1.0, wall_s=1.0)
+    return UtilizationReading(window=window, **values)
 
 
 def give_readings(monkeypatch: pytest.MonkeyPatch, readings: list[Any]) -> None:
@@ -339,6 +341,17 @@ def test_early_stopping_can_monitor_mfu_from_the_first_epoch_on(
     # Epoch 0 has no reading, epoch 1 the best one, epochs 2 and 3 are worse: patience of 2 is used up.
     assert trainer.current_epoch == 4
     assert float(stopping.best_score) == pytest.approx(0.5)
+
+
+def test_a_window_without_the_value_keeps_the_last_valid_one(
+    lightning_run: Any, recorded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_readings(monkeypatch, [a_reading(mfu=0.25), a_reading(tokens_per_s=10.0)])
+    stopping = lightning_run.pl.callbacks.EarlyStopping(monitor="mfu", mode="max")
+    trainer = lightning_run.trainer(MFUMonitor(), stopping)
+    with pytest.warns(MFUMonitorWarning, match="A callback monitors 'mfu'"):
+        trainer.fit(lightning_run.module(), lightning_run.loader())
+    assert float(trainer.callback_metrics["mfu"]) == 0.25
 
 
 def test_model_checkpoint_can_keep_the_best_mfu(run: Any, recorded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
