@@ -68,6 +68,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         max_overhead: share of the run's time that counting may cost after the first count.
         count_no_grad_as_model: count forwards without gradient (a teacher) as model FLOPs.
         names: metric names of ours, or ``"throughput_monitor"`` for those of Lightning's ThroughputMonitor.
+        tensorboard: folder of a TensorBoard of our own, beside the trainer's loggers; None for none.
+        console: print one line a window; None leaves it to the trainer's loggers.
         jsonl: file that readings and counted steps are appended to, as JSON lines.
         device: the device whose peak counts; None takes the trainer's.
         on_impossible: what to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"``.
@@ -103,6 +105,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         max_overhead: float = 0.002,
         count_no_grad_as_model: bool = False,
         names: str = "mfu_monitor",
+        tensorboard: str | None = None,
+        console: bool | None = None,
         jsonl: str | None = None,
         device: str | None = None,
         on_impossible: str = "warn",
@@ -128,6 +132,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             max_overhead=max_overhead,
             count_no_grad_as_model=count_no_grad_as_model,
             names=names,
+            tensorboard=tensorboard,
+            console=console,
             jsonl=jsonl,
             device=device,
             on_impossible=on_impossible,
@@ -295,6 +301,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
                 "log_every_n_steps": config.log_every_n_steps or trainer.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS,
                 "device": config.device or trainer.strategy.root_device,
                 "jsonl": writable_jsonl(config.jsonl) if trainer.is_global_zero else None,
+                "tensorboard": config.tensorboard if trainer.is_global_zero else None,
+                "console": config.console and trainer.is_global_zero,
                 "promised_precision": config.promised_precision or _promised_precision(trainer),
                 "total_steps": config.total_steps or _total_batches(trainer),
             }
