@@ -165,11 +165,12 @@ def _part_excess(before: WindowFigures, after: WindowFigures) -> dict[str, float
 
 def _take(excess: dict[str, float], claim: _Claim) -> float:
     """Move up to ``claim.seconds`` out of the parts of its domain, in proportion to what each holds."""
-    held = sum(excess.get(part, 0.0) for part in claim.domain)
+    domain = (*claim.domain, "")  # time that no marked part holds may have been anybody's
+    held = sum(excess.get(part, 0.0) for part in domain)
     taken = min(claim.seconds, held)
     if taken <= 0:
         return 0.0
-    for part in claim.domain:
+    for part in domain:
         if part in excess:
             excess[part] *= 1 - taken / held
     return taken

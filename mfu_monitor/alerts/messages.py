@@ -18,11 +18,11 @@ _LEAST_NAMED_SHARE = 0.05
 def drop_message(
     kind: str, before: WindowFigures, after: WindowFigures, loss: float, causes: Sequence[CauseShare]
 ) -> str:
-    """A drop, a sag or slow windows that recur, with the causes."""
+    """A drop, a gradual decline or slow windows that recur, with the causes."""
     name, levels = _signal(before, after)
     seen = {
         "drop": f"{name} fell by {loss:.0%}: {levels}",
-        "sag": f"{name} sagged slowly by {loss:.0%}: {levels}",
+        "sag": f"{name} declined gradually by {loss:.0%}: {levels}",
         "recurring": f"Slow windows keep coming back and cost {loss:.0%} of the time: {name} {levels}",
     }[kind]
     return f"{seen} (steps {_steps(after)}).{_because(causes)}"

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from mfu_monitor.sinks.base import Event
 
-__all__ = ["ConsoleSink", "format_reading"]
+__all__ = ["ConsoleSink", "format_reading", "printable"]
 
 
 class ConsoleSink:
@@ -35,7 +35,7 @@ class ConsoleSink:
         """The stream is not ours to close."""
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream or sys.stdout, flush=True)
+        print(printable(line), file=self._stream or sys.stdout, flush=True)
 
 
 def format_reading(values: Mapping[str, Any]) -> str:
@@ -55,6 +55,16 @@ def format_reading(values: Mapping[str, Any]) -> str:
     if values.get("mfu") is None:
         parts.append(f"(no MFU: {values.get('reason') or 'the reason is not known'})")
     return f"mfu-monitor steps {window['first_step']}-{window['last_step']}: " + "  ".join(parts)
+
+
+def printable(text: str) -> str:
+    """The text with every control character but line breaks and tabs made visible: names may hold terminal commands.
+
+    Example:
+        >>> printable("layer\x1b[2J")
+        'layer\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def _fractions(values: Mapping[str, Any]) -> list[str]:

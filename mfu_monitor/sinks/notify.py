@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mfu_monitor.errors import ConfigurationError, StageDisabledWarning, warn
 from mfu_monitor.sinks.base import Event, Sink
+from mfu_monitor.sinks.console import printable
 from mfu_monitor.sinks.webhook import WEBHOOK_URL_VARIABLE, WebhookSink
 
 __all__ = ["CallableSink", "LoggingSink", "alert_sinks"]
@@ -30,7 +31,7 @@ class LoggingSink:
         """Log one alert; other kinds of events are not for people's eyes."""
         if event.kind == "alert":
             good = event.payload.get("kind") in ("recovery", "change")
-            self.logger.log(logging.INFO if good else logging.WARNING, "%s", event.text)
+            self.logger.log(logging.INFO if good else logging.WARNING, "%s", printable(event.text))
 
     def close(self) -> None:
         """Nothing is held."""

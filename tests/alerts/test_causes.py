@@ -249,3 +249,25 @@ def test_the_alert_names_data_loading_with_both_figures_end_to_end() -> None:
     [alert] = found
     assert "waiting for data (2% -> 25% of the step), 0.02 -> 0.327 s/step: 100% of the loss" in alert.message
     assert "num_workers" in alert.message
+
+
+WITHOUT_PHASES = {
+    "garbage_collection": {"gc_pause_s": 0.99},
+    "between_steps": {"between_s": 0.99},
+    "cpu_contention": {"cpu_wait_s": 0.98},
+    "clock_throttling": {"sm_clock_mhz": 990.0},
+    "allocator_retries": {"allocation_retries": 5.0},
+    "straggler": {"rank_spread": 1.02, "slowest_rank": 3},
+    "recompute": {"recompute_flops": 1.1e12, "hardware_flops": 2e12},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_PHASES)
+def test_a_cause_is_named_where_no_phase_is_marked(name: str) -> None:
+    """A step of 1 s takes 2 s, and nothing says in which part: what was measured for itself explains it."""
+    unmarked: dict[str, Any] = dict.fromkeys(("forward_s", "backward_s", "optimizer_s", "other_s"))
+    before = dataclasses.replace(BEFORE, **unmarked, throttle_reasons=None)
+    changed = dataclasses.replace(before, step_s=2.0, **WITHOUT_PHASES[name])
+    first = attribute_loss(before, changed)[0]
+    assert first.name == name
+    assert (first.share_of_loss or 0.0) >= 0.9

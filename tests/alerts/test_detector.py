@@ -161,7 +161,7 @@ def test_a_slow_sag_is_told_once_by_the_long_level() -> None:
     sag = [level * (1 - 0.10 * min(1.0, k / 2000)) for k, level in enumerate(noisy(0.45, 2400))]
     notices = feed(AlertDetector(), noisy(0.45, 100, seed=1) + sag)
     assert kinds(notices) == ["sag"]
-    assert "sagged slowly" in notices[0][1].message
+    assert "declined gradually by" in notices[0][1].message
 
 
 def test_slow_windows_that_keep_coming_back_are_told_though_the_median_holds() -> None:

@@ -180,3 +180,13 @@ def test_a_failing_sink_raises_nothing_even_where_warnings_are_errors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FanOutSink([Broken()]).emit(Event(kind="run", step=0))
+
+
+def test_nothing_printed_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ConsoleSink().emit(
+        Event(kind="alert", step=1, title="alert/drop", text="layer\x1b[2J\x07\x9b fell by 10 \u00b5s\nNext")
+    )
+    written = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\x9b"} & set(written)
+    assert "layer\\x1b[2J" in written
+    assert "10 \u00b5s\nNext" in written
