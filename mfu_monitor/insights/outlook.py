@@ -105,7 +105,7 @@ class Outlook:
         """
         if self._latest is None or self._explains is None or self._latest.mfu is None:
             return None
-        lines = [str(advice) for advice in advise(self._explains, peak, self._latest)]
+        lines = [advice.text for advice in advise(self._explains, peak, self._latest)]
         advice = "\n".join(f"- {line}" for line in lines)
         text = self._latest.markdown() + (f"\n\n**What would help most**\n\n{advice}" if lines else "")
         if self._left is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.tensorboard import SummaryWriter
 
-from mfu_monitor.errors import StageDisabledWarning
-from mfu_monitor.sinks import ConsoleSink, Event, FanOutSink, NullSink, TensorBoardSink
+from mfu_monitor.sinks import ConsoleSink, Event, TensorBoardSink
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -30,23 +28,6 @@ def printed(event: Event) -> str:
     stream = io.StringIO()
     ConsoleSink(stream).emit(event)
     return stream.getvalue()
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.closed = 0
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Broken(Recorder):
-    def emit(self, event: Event) -> None:
-        raise RuntimeError("the disk is full")
 
 
 def test_console_writes_one_line_a_window_with_percent_and_units() -> None:
@@ -126,60 +107,6 @@ def test_tensorboard_leaves_scalars_and_layout_out_when_told_to(tmp_path: Path) 
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()
     assert tags["scalars"] == []
     assert tags["tensors"] == []
-
-
-def test_a_failing_sink_is_turned_off_once_and_the_others_go_on() -> None:
-    healthy, broken = Recorder(), Broken()
-    sink = FanOutSink([broken, healthy])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(3):
-            sink.emit(Event(kind="reading", step=step))
-    (warning,) = caught
-    assert warning.category is StageDisabledWarning
-    assert "Broken failed and is turned off" in str(warning.message)
-    assert "the disk is full" in str(warning.message)
-    assert [event.step for event in healthy.events] == [0, 1, 2]
-    assert sink.sinks == (healthy,)
-
-
-def test_a_sink_that_fails_to_close_does_not_keep_the_others_open() -> None:
-    class Stuck(Recorder):
-        def close(self) -> None:
-            raise OSError("stale handle")
-
-    healthy = Recorder()
-    sink = FanOutSink([Stuck(), healthy])
-    with pytest.warns(StageDisabledWarning, match="stale handle"):
-        sink.close()
-    assert healthy.closed == 1
-
-
-def test_healthy_sinks_warn_of_nothing_and_are_closed_once() -> None:
-    recorder = Recorder()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sink = FanOutSink([recorder])
-        sink.add(NullSink())
-        sink.emit(Event(kind="run", step=0))
-        sink.close()
-        sink.close()
-    assert recorder.closed == 1
-
-
-def test_ctrl_c_inside_a_sink_is_not_swallowed() -> None:
-    class Interrupted(Recorder):
-        def emit(self, event: Event) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        FanOutSink([Interrupted()]).emit(Event(kind="run", step=0))
-
-
-def test_a_failing_sink_raises_nothing_even_where_warnings_are_errors() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FanOutSink([Broken()]).emit(Event(kind="run", step=0))
 
 
 def test_nothing_printed_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
