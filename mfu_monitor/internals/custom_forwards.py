@@ -50,10 +50,10 @@ class ForwardCodes:
         return self._takes_context
 
 
-def _codes_of_all(root: type, found: dict[CodeType, bool]) -> dict[CodeType, bool]:
+def _codes_of_all(root: Any, found: dict[CodeType, bool]) -> dict[CodeType, bool]:
     """Code to whether every function that runs it gets a context."""
     for function in root.__subclasses__():
-        splits = function.setup_context is not Function.setup_context  # type: ignore[attr-defined]
+        splits = function.setup_context is not Function.setup_context
         for name, takes_context in (("forward", not splits), ("setup_context", True), ("jvp", True)):
             code = code_of(getattr(function, name))
             if code is not None:
@@ -62,7 +62,7 @@ def _codes_of_all(root: type, found: dict[CodeType, bool]) -> dict[CodeType, boo
     return found
 
 
-def context_of(frame: FrameType) -> FunctionCtx | None:
+def context_of(frame: FrameType) -> Any:
     """The ``ctx`` a frame was called with, also where a decorator takes it in ``*args``; None where it has none."""
     code = frame.f_code
     if code.co_argcount:
