@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -26,10 +25,9 @@ from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.sinks.notify import alert_sinks
 from mfu_monitor.sinks.tensorboard import TensorBoardSink
 from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
-from mfu_monitor.timing.clock import Clock, clock_for
+from mfu_monitor.timing.clock import Clock
 from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
 from mfu_monitor.timing.pipeline import WindowPipeline, world_size
-from mfu_monitor.timing.probes import TrainingProbes
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import RunSummary, UtilizationReading
 
@@ -147,10 +145,8 @@ class Monitor:
         )
         self._steps_per_window = self.config.log_every_n_steps or DEFAULT_LOG_EVERY_N_STEPS
         self._windows = WindowPipeline(self._stages)
-        self._reader = WindowReader(self.config, self._stages, self.paused)
-        self._timed: deque[tuple[StepWindow, tuple[WindowHeld, dict[str, Any]], float]] = deque()
-        self._probes: TrainingProbes | None = None
-        self._unstopped: weakref.finalize[..., Any] | None = None
+        self._reader = WindowReader(self.config, self._stages, self._windows)
+        self._timed: deque[tuple[StepWindow, WindowHeld, float]] = deque()
         self._is_started = False
         self._is_in_step = False
         self._is_closing = False
@@ -226,11 +222,8 @@ class Monitor:
         try:
             if not self._is_started:
                 self._start()
-            elif self._probes is None:
-                self._start_probes()
-            self._resume_probes()  # a step's begin ends every pause
             self._step = self._next_step if step is None else step
-            self._stages.run("timing", self._windows.builder.begin_step, self._step)
+            self._windows.begin_step(self._step)
             self._stages.run("accounting", self._counting.begin, batch, signature_extra)
         except BaseException:  # Ctrl-C strikes anywhere, and then no `with` block ends this step
             self.abort_step()
@@ -255,7 +248,7 @@ class Monitor:
         if is_recompile:
             self._report_recompile()
         if excluded is not None:
-            self._discard_probes()
+            self._windows.discard_probes()
         self._next_step = self._step + 1
         self._batches += 1
         if self._batches >= self._steps_per_window:
@@ -277,7 +270,7 @@ class Monitor:
         self._abort_count((exc_type, exc, trace))
         self._stages.run("timing", self._windows.builder.abort_step)
         if exc_type is not None:
-            self._stop_probes()
+            self._stages.always("probes", self._windows.stop_probes)
 
     def _end_count(self, optimizer_step: bool | None) -> tuple[str | None, bool]:
         outcome: StepOutcome | None = self._stages.run("accounting", self._counting.end, optimizer_step)
@@ -330,19 +323,15 @@ class Monitor:
         """What happens in the ``with`` block is in no window: ``with monitor.paused("validation"): ...``."""
         return _Scope(lambda: self.pause(reason), lambda *_: self.resume(reason))
 
-    @guarded("timing")
+    @guarded("monitor", always=True)
     def pause(self, reason: str) -> None:
         """Leave the time from here on out of the windows: ``"validation"``, ``"checkpoint"``, or a reason of yours."""
-        self._windows.builder.pause(reason)
-        self._pause_probes()
+        self._windows.pause(reason)
 
-    @guarded("timing")
+    @guarded("monitor", always=True)
     def resume(self, reason: str) -> None:
         """End a pause; the next step's begin does so as well."""
-        builder = self._windows.builder
-        builder.resume(reason)
-        if not builder.is_paused:
-            self._resume_probes()
+        self._windows.resume(reason)
 
     # Windows.
 
@@ -351,7 +340,7 @@ class Monitor:
         """Close the window here, with the steps it has: at the end of an epoch or of training."""
         if self._batches:
             self._batches = 0
-            self._windows.close((self._counting.take_window(), self._take_probes() or {}))
+            self._windows.close(self._counting.take_window())
         self._advance()
         self._stop_with_the_other_ranks()
         if not self._is_in_step:
@@ -361,12 +350,12 @@ class Monitor:
         """Bring closed windows on, as far as device and ranks have answered, and report those that are complete."""
         self._timed.extend(self._windows.timed())
         while self._timed:
-            window, (held, probes), run_wall_s = self._timed[0]
+            window, held, run_wall_s = self._timed[0]
             fields = self._counting.finished(held)
             if fields is None:
                 break
             self._timed.popleft()
-            whole = replace(window, **{**probes, **fields})
+            whole = replace(window, **fields)
             closed = ClosedWindow(whole, held.record, held.run_model_flops, run_wall_s)
             self._windows.gather(closed, self._reader.peak_rate_of(whole) if self._windows.has_other_ranks else None)
         for closed in self._windows.gathered():
@@ -383,9 +372,8 @@ class Monitor:
             self._stages.always("monitor", self._report_the_rest)
         finally:
             self._is_closing = False
-            self._stop_probes()
-            if self._probes is not None:  # stopping failed: once more, as nothing may stay behind
-                self._stop_probes()
+            for _ in range(2):  # once more where stopping failed: nothing may stay behind
+                self._stages.always("probes", self._windows.stop_probes)
             for sink in list(self._sinks):
                 self._with_sink(sink, sink.close)
         self._is_closed = True  # last: what Ctrl-C cut short is done by the next close
@@ -504,49 +492,13 @@ class Monitor:
         self._is_started = True
         self._reader.start(self._model, device)
         self._counting.share_budget(world_size())
-        self._windows.start(lambda: self._clock or clock_for(device), self._host_clock)
-        self._start_probes()
+        self._windows.start(device, clock=self._clock, host_clock=self._host_clock)
 
     def _device(self) -> torch.device:
         if self.config.device is not None:
             return torch.device(self.config.device)
         parameter = None if self._model is None else next(self._model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
-
-    @guarded("probes")
-    def _start_probes(self) -> None:
-        self._probes = TrainingProbes(device=self._device())
-        # A monitor that is dropped without close() leaves nothing behind.
-        self._unstopped = weakref.finalize(self, self._probes.stop)
-        self._probes.start()
-
-    @guarded("probes")
-    def _take_probes(self) -> dict[str, Any]:
-        return {} if self._probes is None else self._probes.take()
-
-    @guarded("probes")
-    def _discard_probes(self) -> None:
-        if self._probes is not None:
-            self._probes.discard()
-
-    @guarded("probes")
-    def _pause_probes(self) -> None:
-        if self._probes is not None:
-            self._probes.pause()
-
-    @guarded("probes")
-    def _resume_probes(self) -> None:
-        if self._probes is not None:
-            self._probes.resume()
-
-    @guarded("probes", always=True)
-    def _stop_probes(self) -> None:
-        if self._probes is not None:
-            self._probes.stop()
-            self._probes = None
-        if self._unstopped is not None:
-            self._unstopped.detach()
-            self._unstopped = None
 
     def state_dict(self) -> dict[str, Any]:
         """The run's sums, in plain types, to go on from after a restart."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +20,7 @@ from mfu_monitor.hardware.resolve import PeakSource
 from mfu_monitor.insights.outlook import Outlook
 from mfu_monitor.metric_names import ALERTS_ACTIVE
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.timing.pipeline import WindowPipeline
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import (
     RunTally,
@@ -57,15 +56,13 @@ class WindowReader:
     Args:
         config: the options.
         stages: where failures are kept.
-        paused: leaves time out of the windows: ``with paused("peak"): ...``.
+        windows: where time is left out that is not the training's.
     """
 
-    def __init__(
-        self, config: MonitorConfig, stages: Stages, paused: Callable[[str], AbstractContextManager[Any]]
-    ) -> None:
+    def __init__(self, config: MonitorConfig, stages: Stages, windows: WindowPipeline) -> None:
         self._config = config
         self._stages = stages
-        self._paused = paused
+        self._windows = windows
         self._verdicts = Verdicts()
         self._outlook = Outlook(total_steps=config.total_steps, price_per_device_hour=config.price_per_device_hour)
         self._peaks: PeakSource | None = None
@@ -115,14 +112,14 @@ class WindowReader:
         if precision is None or self._peaks is None:
             return None
         if not self._peaks.is_resolved(precision):
-            with self._paused("peak"):  # measuring takes seconds that are not the training's
+            with self._windows.paused("peak"):  # measuring takes seconds that are not the training's
                 return self._peaks.for_precision(precision)
         return self._peaks.for_precision(precision)
 
     @guarded("peak")
     def _measure_again(self, precision: str | None) -> bool:
         """A product ran faster than the best one measured, so the machine was busy when the peak was measured."""
-        with self._paused("peak"):
+        with self._windows.paused("peak"):
             is_better = self._peaks is not None and self._peaks.measure_again(precision)
         if self._facts is not None:
             self._facts.forget_measurements()
@@ -196,7 +193,7 @@ class WindowReader:
     @guarded("outlook")
     def outlook(self, step: int, *, draw: bool) -> Event | None:
         """The waterfall and its advice as they are now, with pictures where asked; None before the first reading."""
-        with self._paused("outlook"):  # drawing takes a second that is not the training's
+        with self._windows.paused("outlook"):  # drawing takes a second that is not the training's
             card = self._outlook.card(self.peak, draw=draw)
         if card is None:
             return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -107,6 +108,67 @@ def load(name: str, path: Path) -> list[Import]:
 
 
 MODULES = dict(modules())
+
+
+def upward_closures(name: str, source: str) -> list[str]:
+    """Lambdas and own methods that a module hands to what it imports from a lower room: they would call upwards.
+
+    A guard (``errors``) runs what its caller gives it, at once and for the caller: that is no call upwards.
+    """
+    tree = ast.parse(source)
+    package = name.rpartition(".")[0]
+    own = RANK[part_of(name) or ""]
+    lower = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            part = part_of(f"{_absolute(node, package)}.x")
+            if part is not None and RANK.get(part, 99) < own and part != "errors":
+                lower |= {alias.asname or alias.name for alias in node.names}
+    made = {
+        target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if isinstance(node.value.func, ast.Name) and node.value.func.id in lower
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+    methods = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return [
+        f"{name}, line {node.lineno}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _goes_down(node.func, lower, made)
+        for given in (*node.args, *(keyword.value for keyword in node.keywords))
+        if isinstance(given, ast.Lambda) or (_is_of_self(given) and given.attr in methods - _properties(tree))
+    ]
+
+
+def _goes_down(function: ast.expr, lower: set[str], made: set[str]) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id in lower
+    return isinstance(function, ast.Attribute) and _is_of_self(function.value) and function.value.attr in made
+
+
+def _is_of_self(node: ast.expr) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _properties(tree: ast.AST) -> set[str]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {f.name for f in functions if any(isinstance(d, ast.Name) and d.id == "property" for d in f.decorator_list)}
+
+
+@pytest.mark.parametrize("name", ["mfu_monitor.monitor", "mfu_monitor.readings", "mfu_monitor.steps.step_counter"])
+def test_no_closure_carries_a_call_upwards(name: str) -> None:
+    assert upward_closures(name, MODULES[name].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("given", ["lambda: 1", "self.paused"])
+def test_a_closure_handed_down_is_found(given: str) -> None:
+    source = (
+        "from mfu_monitor.timing.pipeline import WindowPipeline\n"
+        f"class M:\n def f(self):\n  self.w = WindowPipeline()\n  self.w.close({given})\n def paused(self): pass\n"
+    )
+    assert len(upward_closures("mfu_monitor.monitor", source)) == 1
 
 
 @pytest.mark.parametrize("name", MODULES)

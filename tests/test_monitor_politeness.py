@@ -217,8 +217,8 @@ class TestTrainingIsUnchanged:
 
         def step() -> float:
             with monitor.step(torch.zeros(2, 2)):
-                assert monitor._probes is not None
-                meter = monitor._probes._gc
+                assert monitor._windows._probes is not None
+                meter = monitor._windows._probes._gc
                 before_s = meter.seconds
                 gc.collect()
                 return meter.seconds - before_s

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mfu_monitor.errors import MFUMonitorWarning, Stages, guarded, warn
-from mfu_monitor.timing.clock import Clock, HostClock
+from mfu_monitor.timing.clock import Clock, HostClock, clock_for
+from mfu_monitor.timing.probes import TrainingProbes
 from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.timing.window import WindowBuilder
@@ -44,7 +47,10 @@ class WindowPipeline:
         self._ranks: RankExchange | None = None
         self._stop = StopAgreement()
         self._wants_stop = False
-        self._closed: deque[tuple[Any, float]] = deque()
+        self._closed: deque[tuple[Any, dict[str, Any], float]] = deque()
+        self._device: torch.device | None = None
+        self._probes: TrainingProbes | None = None
+        self._unstopped: weakref.finalize[..., Any] | None = None
         self._in_flight: deque[ClosedWindow] = deque()
         self._complete: list[ClosedWindow] = []
 
@@ -63,18 +69,78 @@ class WindowPipeline:
         """True while windows are exchanged with other ranks."""
         return self._ranks is not None
 
-    def start(self, make_clock: Callable[[], Clock], host_clock: Clock | None) -> None:
-        """Training begins, on all ranks at once."""
-        self._make_builder(make_clock, host_clock)
+    def start(self, device: torch.device, *, clock: Clock | None = None, host_clock: Clock | None = None) -> None:
+        """Training begins, on all ranks at once.
+
+        Args:
+            device: that the training computes on: its clock is used.
+            clock, host_clock: instead of the device's and the host's.
+        """
+        self._device = device
+        self._make_builder(device, clock, host_clock)
         self._ranks = self._join_ranks()
 
     @guarded("timing")
-    def _make_builder(self, make_clock: Callable[[], Clock], host_clock: Clock | None) -> None:
-        self.builder = WindowBuilder(clock=make_clock(), host_clock=host_clock)
+    def _make_builder(self, device: torch.device, clock: Clock | None, host_clock: Clock | None) -> None:
+        self.builder = WindowBuilder(clock=clock or clock_for(device), host_clock=host_clock)
 
     @guarded("ranks")
     def _join_ranks(self) -> RankExchange | None:
         return RankExchange.join()
+
+    # Steps and pauses, of the clock and of the probes.
+
+    def begin_step(self, step: int) -> None:
+        """A training batch begins; it ends every pause."""
+        if self._probes is None:
+            self._start_probes()
+        self._probe("resume")
+        self._stages.run("timing", self.builder.begin_step, step)
+
+    def pause(self, reason: str) -> None:
+        """Leave the time from here on out of the windows."""
+        self._stages.run("timing", self.builder.pause, reason)
+        self._probe("pause")
+
+    def resume(self, reason: str) -> None:
+        """End a pause."""
+        self._stages.run("timing", self.builder.resume, reason)
+        if not self.builder.is_paused:
+            self._probe("resume")
+
+    @contextlib.contextmanager
+    def paused(self, reason: str) -> Iterator[None]:
+        """``with windows.paused("peak"): ...``"""
+        self.pause(reason)
+        try:
+            yield
+        finally:
+            self.resume(reason)
+
+    @guarded("probes")
+    def _start_probes(self) -> None:
+        self._probes = TrainingProbes(device=self._device)
+        # A monitor that is dropped without close() leaves nothing behind.
+        self._unstopped = weakref.finalize(self, self._probes.stop)
+        self._probes.start()
+
+    def _probe(self, action: str) -> Any:
+        return None if self._probes is None else self._stages.run("probes", getattr(self._probes, action))
+
+    def discard_probes(self) -> None:
+        """What the probes measured since the last window belongs to a step that is left out."""
+        self._probe("discard")
+
+    def stop_probes(self) -> None:
+        """Leave nothing behind; the next step starts them again."""
+        if self._probes is not None:
+            self._probes.stop()
+            self._probes = None
+        if self._unstopped is not None:
+            self._unstopped.detach()
+            self._unstopped = None
+
+    # Windows.
 
     def close(self, held: Any) -> None:
         """Close the window.
@@ -82,14 +148,18 @@ class WindowPipeline:
         Args:
             held: what its steps held; given back by ``timed`` beside its time.
         """
+        probed = self._probe("take") or {}
         if self._stages.run("timing", self.builder.close_window) is not False:
-            self._closed.append((held, self.wall_s))
+            self._closed.append((held, probed, self.wall_s))
             self._stop.close_window()
 
     def timed(self) -> list[tuple[StepWindow, Any, float]]:
         """Windows whose time is known by now, oldest first: each with what it held and the run's seconds so far."""
         windows = self._resolved() or ()
-        timed = [(window, *self._closed.popleft()) for window in windows]
+        timed = []
+        for window in windows:
+            held, probed, wall_s = self._closed.popleft()
+            timed.append((replace(window, **probed), held, wall_s))
         if "timing" in self._stages.off:
             self._give_up()
         return timed
