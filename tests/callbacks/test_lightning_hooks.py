@@ -51,8 +51,7 @@ def test_its_arguments_are_the_options_of_the_monitor_with_the_same_defaults() -
     parameters = inspect.signature(MFUMonitor).parameters
     assert all(p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters.values())
     defaults = {name: p.default for name, p in parameters.items() if name != "tensorboard_layout"}
-    of_a_loop_of_ones_own = ("tensorboard", "console")  # a trainer has its loggers for that
-    assert defaults == {f.name: f.default for f in fields(MonitorConfig) if f.name not in of_a_loop_of_ones_own}
+    assert defaults == {f.name: f.default for f in fields(MonitorConfig)}
 
 
 @pytest.mark.parametrize(
