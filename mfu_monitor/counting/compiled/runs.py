@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mfu_monitor.counting.compiled.attention import Score
+from mfu_monitor.counting.compiled.gradients import gradient_paths
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.modules import modules_of
 from mfu_monitor.counting.compiled.products import CompiledProduct, CompiledRun, count_graph
@@ -21,6 +22,10 @@ from mfu_monitor.counting.step_record import Phase
 
 __all__ = ["CompiledCounter", "RunSite", "reads_gradients"]
 
+SHARED_WEIGHT = (
+    "a compiled graph uses a weight more often than its gradient has parts: some of its work ran without gradient, and "
+    "which is not known, so that all of it is in other_flops"
+)
 FUSED = "inductor::fused"
 """The operator name under which the bytes of fused regions are kept."""
 
@@ -45,6 +50,9 @@ class _ForwardRun:
     scores: dict[str, Score]
     nodes: dict[str, str]
     """Module by tensor, around products without a weight."""
+    wants_gradient: list[bool]
+    """By input position."""
+    products: list[tuple[CompiledProduct, Entry]]
 
 
 class CompiledCounter:
@@ -84,11 +92,28 @@ class CompiledCounter:
         owners = self._owners(inputs)
         forward_owners, forward_nodes = (forward.modules, forward.nodes) if forward is not None else ({}, {})
         modules, nodes = modules_of(graph, run.products, owners, forward_owners, forward_nodes, is_backward=is_backward)
-        for product in run.products:
-            self._ledger.add_product(_entry(product, modules.get(product.name, site.module_fqn), site, is_backward))
+        entries = [_entry(p, modules.get(p.name, site.module_fqn), site, is_backward) for p in run.products]
+        for entry in entries:
+            self._ledger.add_product(entry)
         self._add_rest(run, site, is_backward=is_backward)
+        if forward is not None:
+            self._mark_without_gradient(forward, graph, run)
         if not is_backward:
-            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes))
+            wants = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
+            products = list(zip(run.products, entries, strict=True))
+            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes, wants, products))
+
+    def _mark_without_gradient(self, forward: _ForwardRun, backward: TextGraph, run: CompiledRun) -> None:
+        """Forward products that no gradient flows back to are another's work, as under ``no_grad`` in eager."""
+        names = {p.name for p in run.products} | {p.name for p, _ in forward.products}
+        paths = gradient_paths(forward.graph, backward, forward.wants_gradient, names)
+        if paths.shared:
+            self._ledger.incomplete = True
+            self._ledger.note(SHARED_WEIGHT)
+        for product, entry in forward.products:
+            is_shared = not paths.shared.isdisjoint(product.input_positions)
+            if entry.phase is Phase.FORWARD and (product.name in paths.without or is_shared):
+                entry.without_grad = True
 
     def _add_rest(self, run: CompiledRun, site: RunSite, *, is_backward: bool) -> None:
         phase = Phase.BACKWARD if is_backward else site.phase

@@ -1,0 +1,97 @@
+"""Which products of a compiled forward have no gradient: the graph keeps no grad mode, its backward graph shows it.
+
+A backward graph returns a gradient for every input of its forward graph, or None. A parameter that asks for gradients
+and gets none was used under ``no_grad`` or cut off by ``detach``: work for somebody else, as a teacher's forward is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from mfu_monitor.counting.compiled.graph import GraphNode, TextGraph
+
+__all__ = ["GradientPaths", "gradient_paths"]
+
+_SAME_GRADIENT = (
+    "aten.add.",
+    "aten.permute.",
+    "aten.view.",
+    "aten.reshape.",
+    "aten.sum.",
+    "prims.convert_element_type",
+)
+"""Between a product of the backward graph and the gradient that it is a part of."""
+_ADDS_TO_FIRST = ("aten.addmm.", "aten.baddbmm.")
+"""Products that the compiler fused with the addition of another part."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPaths:
+    """What the gradients of a backward graph say of its forward graph."""
+
+    without: frozenset[str]
+    """Nodes of the forward graph that read something which asks for gradients, and that no gradient flows back to."""
+    shared: frozenset[int]
+    """Inputs that more products read than there are products in their gradient: some ran without, not known which."""
+
+
+def gradient_paths(
+    forward: TextGraph, backward: TextGraph, wants_gradient: Sequence[bool], products: Collection[str]
+) -> GradientPaths:
+    """Follow what asks for gradients and what gets them through the forward graph.
+
+    Args:
+        forward: the forward graph.
+        backward: its backward graph, whose outputs are the gradients of the forward graph's inputs.
+        wants_gradient: whether an input asks for gradients, by position.
+        products: names of the products of both graphs.
+    """
+    asks = {name for name, wants in zip(forward.placeholders, wants_gradient, strict=False) if wants}
+    gets = {name for name, output in zip(forward.placeholders, backward.outputs, strict=False) if output is not None}
+    denied = asks - gets
+    for node in forward.nodes.values():
+        sources = {_through_views(forward, name) for name in node.inputs}
+        if not asks.isdisjoint(node.inputs):
+            asks.add(node.name)
+        if not gets.isdisjoint(node.inputs) and not (node.name in products and not denied.isdisjoint(sources)):
+            gets.add(node.name)
+    return GradientPaths(
+        without=frozenset(asks - gets),
+        shared=frozenset(
+            position
+            for position, name in enumerate(forward.placeholders)
+            if name in gets
+            and (readers := _readers(forward, name, products)) > 1
+            and _products_in(backward, position, products) < readers
+        ),
+    )
+
+
+def _readers(graph: TextGraph, name: str, products: Collection[str]) -> int:
+    nodes = (node for node in graph.nodes.values() if node.name in products)
+    return sum(any(_through_views(graph, i) == name for i in node.inputs) for node in nodes)
+
+
+def _products_in(backward: TextGraph, position: int, products: Collection[str]) -> int:
+    """How many products are added up to an input's gradient; 0 where something else makes it."""
+    count, pending = 0, [backward.outputs[position]]
+    while pending:
+        node = backward.nodes.get(pending.pop() or "")
+        if node is None or not (node.name in products or node.target.startswith(_SAME_GRADIENT)):
+            return 0
+        if node.name not in products:
+            pending.extend(node.inputs)
+            continue
+        count += 1
+        if node.target.startswith(_ADDS_TO_FIRST):
+            pending.append(node.inputs[0])
+    return count
+
+
+def _through_views(graph: TextGraph, name: str) -> str:
+    node: GraphNode | None = graph.nodes.get(name)
+    while node is not None and len(node.inputs) == 1:
+        name = node.inputs[0]
+        node = graph.nodes.get(name)
+    return name
