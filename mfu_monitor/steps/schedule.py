@@ -9,6 +9,10 @@ __all__ = ["CountSchedule"]
 FREE_SIGNATURES = 8
 """Signatures whose first step is counted whatever it costs; a run with more (every batch of another length) pays for
 the rest out of the budget."""
+CONFIRMING_COUNTS = 3
+"""Counts that make a kind of step known: the first, the second and an early one drawn at random."""
+CONFIRMING_DRAW = 1 / 8
+"""Chance of each step to be that early one."""
 MOST_PROVISIONAL_RETRIES = 3
 """A count taken while something compiled is taken again, so often at most: with endless recompiles it never settles."""
 
@@ -51,6 +55,7 @@ class CountSchedule:
         self._next_s = float("inf")
         self._signatures = 0
         self._retries = 0
+        self._confirmations = 0
 
     def share_with(self, world_size: int) -> None:
         """Divide the budget: each rank counts at moments of its own, and makes the others wait."""
@@ -66,13 +71,16 @@ class CountSchedule:
         """What one more count will cost, from the counts so far."""
         return self.spent_s / self._counted if self._counted else _FIRST_GUESS_COST * (self._typical_s or 0.0)
 
-    def wants_count(self, *, is_known: bool, is_provisional: bool, now_s: float) -> bool:
+    def wants_count(
+        self, *, is_known: bool, is_provisional: bool, now_s: float, equal_counts: int = CONFIRMING_COUNTS
+    ) -> bool:
         """Whether the step that begins is to be counted.
 
         Args:
             is_known: a step of this signature was counted before.
             is_provisional: but something compiled in it, so its count may not be the settled one.
             now_s: the host's clock.
+            equal_counts: how often it was counted with one result.
         """
         if self._start_s is None:
             self._start_s = now_s
@@ -83,7 +91,15 @@ class CountSchedule:
         if is_provisional and self._retries < MOST_PROVISIONAL_RETRIES:
             self._retries += 1
             return True
+        if equal_counts < CONFIRMING_COUNTS and self._confirms(equal_counts):
+            self._confirmations += 1
+            return True
         return now_s >= self._next_s and self._can_pay(now_s) and self._draw()
+
+    def _confirms(self, equal_counts: int) -> bool:
+        # As the first steps of signatures, these are free for so many and no more.
+        is_free = self._share > 0 and self._confirmations < (CONFIRMING_COUNTS - 1) * FREE_SIGNATURES
+        return is_free and (equal_counts == 1 or self._random.random() < CONFIRMING_DRAW)
 
     def _can_pay(self, now_s: float) -> bool:
         assert self._start_s is not None

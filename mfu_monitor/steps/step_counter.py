@@ -16,6 +16,8 @@ from mfu_monitor.steps.batch import (
     batch_counts,
     batch_signature,
     call_tokens_function,
+    has_tensors,
+    mask_contents,
     resolve_tokens_function,
 )
 from mfu_monitor.steps.padding import PaddingCounter
@@ -116,7 +118,7 @@ class StepCounter:
     def begin(self, batch: Any, extra: Any) -> None:
         """A step begins: find what is known of its kind, and enter the counter if it is to be counted."""
         self._signature, self._phases = _UNREADABLE, []
-        self._entry = self._find_entry(batch, extra) or self.ledger.entry(_UNREADABLE, BatchCounts())
+        self._entry = self._find_entry(batch, extra) or self.ledger.entry(_UNREADABLE, BatchCounts(), is_blind=True)
         self._counts = self._entry.counts if self._tokens_function is None else self._own_counts(batch)
         if self._padding is not None:
             self._padding_sums = self._measure(self._padding, batch)
@@ -129,13 +131,14 @@ class StepCounter:
     def _find_entry(self, batch: Any, extra: Any) -> SignatureEntry:
         model = self._model
         is_training = None if model is None else model.training
-        signature = (batch_signature(batch), extra, is_training, self._trainable.pattern())
+        signature = (batch_signature(batch), mask_contents(batch), extra, is_training, self._trainable.pattern())
         self._signature = signature
         entry = self.ledger.entries.get(signature)
         if entry is not None:
             return entry
         counts = batch_counts(batch, read_contents=False)
-        return self.ledger.entry(signature, replace(counts, tokens=None) if self._tokens_function else counts)
+        counts = replace(counts, tokens=None) if self._tokens_function else counts
+        return self.ledger.entry(signature, counts, is_blind=not has_tensors(batch))
 
     def _own_counts(self, batch: Any) -> BatchCounts:
         # Once the user's function has failed tokens are unknown: our own idea of them may be another one.
@@ -157,7 +160,12 @@ class StepCounter:
         if not is_known and entry.recent:
             entry.searches += 1
             is_known = entry.searches > _MOST_SEARCHES
-        return self._schedule.wants_count(is_known=is_known, is_provisional=entry.is_unsettled, now_s=now_s)
+        return self._schedule.wants_count(
+            is_known=is_known,
+            is_provisional=entry.is_unsettled,
+            now_s=now_s,
+            equal_counts=entry.fewest_counts,
+        )
 
     @guarded("counting")
     def _enter(self, batch: Any) -> None:
@@ -178,13 +186,13 @@ class StepCounter:
         self._phases.append(name)
 
     @guarded("signature")
-    def _entry_as_ran(self) -> SignatureEntry:
+    def _entry_as_ran(self, optimizer_step: bool | None) -> SignatureEntry:
         # Parameters too are asked again: a hook after ours, or the step itself, may have frozen some.
-        return self.ledger.as_ran(self._entry, self._signature, (*self._phases, self._trainable.pattern()))
+        return self.ledger.as_ran(self._entry, self._signature, (*self._phases, self._trainable.pattern(), optimizer_step))
 
     def end(self, optimizer_step: bool | None) -> StepOutcome:
         """The step ends: leave the counter, and add the step to the window or leave it out."""
-        self._entry = self._entry_as_ran() or self._entry
+        self._entry = self._entry_as_ran(optimizer_step) or self._entry
         was_counted, is_new = self._counter is not None, not self._entry.recent
         has_compiled = self._compile_counter() != self._compiles_before
         record = self._leave(_NO_EXCEPTION) if was_counted else None

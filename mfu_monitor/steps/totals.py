@@ -18,6 +18,11 @@ SETTLED_COUNTS = 4
 """So many equal counts in a row, and older ones that differ are dropped: the work has changed for good (activation
 checkpointing switched on). In a loop that alternates this comes by chance once in eight."""
 
+EXACT_COUNTS = 3
+"""Equal counts, the third at a random step, from which the steps in between are taken to be equal as well."""
+EXACT_BLIND_COUNTS = 8
+"""The same where the batch says nothing of the work: no tensor in it, or none that could be read."""
+
 MOST_WAYS = 64
 """Ways in which steps of one signature may run before the rest share one entry (a line search of any length)."""
 
@@ -75,7 +80,25 @@ class SignatureEntry:
     others: dict[Hashable, SignatureEntry] = field(default_factory=dict)
     """Steps of this signature that ran otherwise: a GAN that trains its generator on every fifth batch."""
     searches: int = 0
-    """Counts spent on finding a way of running that was seen and never counted."""
+    """Counts spent on ways of running that were seen and not counted often enough."""
+    is_blind: bool = False
+    """True if the batch says nothing of the work."""
+    equal_counts: int = 0
+    """Settled counts in a row, up to now, that were equal."""
+    has_ever_varied: bool = False
+
+    @property
+    def fewest_counts(self) -> int:
+        """Equal counts of the way of running that has the fewest of them."""
+        return min(self.equal_counts, *(other.equal_counts for other in self.others.values()), EXACT_COUNTS)
+
+    @property
+    def label(self) -> str:
+        """What is known of steps of this kind: ``"exact"``, ``"presumed"`` or ``"sampled"``."""
+        if not self.recent or self.has_varied:
+            return "sampled"
+        needed = EXACT_BLIND_COUNTS if self.is_blind else EXACT_COUNTS
+        return "presumed" if self.has_ever_varied or self.equal_counts < needed else "exact"
 
     @property
     def is_known(self) -> bool:
@@ -91,8 +114,12 @@ class SignatureEntry:
         """Take a count. A provisional one (something compiled in the step) gives way to the next."""
         if self.is_provisional:
             self.recent.clear()
+        amounts = _amounts_of(record)
+        is_equal = bool(self.recent) and amounts == self.recent[-1]
+        self.has_ever_varied |= bool(self.recent) and not is_equal
+        self.equal_counts = 0 if is_provisional else self.equal_counts + 1 if is_equal else 1
         self.record, self.is_provisional = record, is_provisional
-        self.recent.append(_amounts_of(record))
+        self.recent.append(amounts)
         last = list(self.recent)[-SETTLED_COUNTS:]
         if len(last) == SETTLED_COUNTS and all(amounts == last[0] for amounts in last):
             self.recent = deque(last, maxlen=KEPT_COUNTS)
@@ -137,11 +164,11 @@ class StepLedger:
         self.window_record: StepRecord | None = None
         """Of the signature that most model FLOPs of the window taken last belong to; None where none was counted."""
 
-    def entry(self, signature: Hashable, counts: BatchCounts) -> SignatureEntry:
+    def entry(self, signature: Hashable, counts: BatchCounts, *, is_blind: bool = False) -> SignatureEntry:
         """The entry of a signature, made on first sight."""
         found = self.entries.get(signature)
         if found is None:
-            found = self.entries[signature] = SignatureEntry(counts=counts)
+            found = self.entries[signature] = SignatureEntry(counts=counts, is_blind=is_blind)
         return found
 
     def as_ran(self, entry: SignatureEntry, signature: Hashable, ran: Hashable) -> SignatureEntry:
@@ -159,7 +186,7 @@ class StepLedger:
         if ran not in entry.others and len(entry.others) >= MOST_WAYS:
             ran = "rest"
         if ran not in entry.others:
-            entry.others[ran] = self.entry((signature, ran), entry.counts)
+            entry.others[ran] = self.entry((signature, ran), entry.counts, is_blind=entry.is_blind or ran == "rest")
         return entry.others[ran]
 
     def add_step(
@@ -193,6 +220,7 @@ class StepLedger:
             "optimizer_steps": self._optimizer_steps,
             "is_lower_bound": any(entry.record is not None and entry.record.is_lower_bound for entry, _, _ in included),
             "is_sampled": any(not entry.recent or entry.has_varied for entry, _, _ in included),
+            "counts_label": max((entry.label for entry, _, _ in included), key=_LABELS.index, default=None),
             "flops_spread": max((entry.spread or 0.0 for entry, _, _ in included if entry.recent), default=None),
         }
         self._totals = self.totals
@@ -255,6 +283,8 @@ def _record_of(uses: Iterable[tuple[SignatureEntry, int, list[BatchCounts]]]) ->
     return max(weights, key=lambda weight: weight[0])[1] if weights else None
 
 
+_LABELS = ("exact", "presumed", "sampled")
+"""From the best to the worst."""
 _TOTALS = ("steps", "optimizer_steps", *_COUNT_FIELDS, *_PARTS, "hardware_flops")
 
 

@@ -96,3 +96,19 @@ def test_global_random_numbers_are_not_touched() -> None:
     state = random.getstate()
     simulate(CountSchedule(max_overhead=0.2), 1000)
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_second_step_of_a_kind_and_an_early_random_one_are_counted(seed: int) -> None:
+    schedule = CountSchedule(max_overhead=1e-9, seed=seed)
+    counted: list[int] = []
+    for step in range(400):
+        if schedule.wants_count(
+            is_known=bool(counted), is_provisional=False, now_s=0.1 * step, equal_counts=min(len(counted), 3)
+        ):
+            counted.append(step)
+            schedule.add_counted(0.4, is_new=step == 0, has_compiled=False)
+        else:
+            schedule.add_uncounted(0.1)
+    assert counted[:2] == [0, 1]
+    assert len(counted) == 3

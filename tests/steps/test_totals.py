@@ -153,6 +153,42 @@ class TestSampled:
         window = ledger.take_window()
         assert (window["recompute_flops"], window["is_sampled"]) == (200, False)
 
+    @pytest.mark.parametrize(
+        ("flops", "is_blind", "label"),
+        [
+            ([600], False, "presumed"),
+            ([600] * 2, False, "presumed"),
+            ([600] * 3, False, "exact"),
+            ([600] * 7, True, "presumed"),
+            ([600] * 8, True, "exact"),
+            ([600, 600, 900], False, "sampled"),
+            ([900] + [600] * 4, False, "presumed"),  # it changed once, so it may change again
+        ],
+    )
+    def test_the_label_says_how_often_a_kind_of_step_was_counted(
+        self, record: Any, flops: list[int], is_blind: bool, label: str
+    ) -> None:
+        ledger = StepLedger()
+        entry = ledger.entry("a", TOKENS, is_blind=is_blind)
+        for model_flops in flops:
+            entry.add_record(record(model_flops), is_provisional=False)
+        run(ledger, entry)
+        assert ledger.take_window()["counts_label"] == label
+
+    def test_a_window_has_the_label_of_its_least_known_kind(self, record: Any) -> None:
+        ledger = StepLedger()
+        for _ in range(3):
+            counted(ledger, "often", record(600))
+        run(ledger, counted(ledger, "often", None))
+        run(ledger, counted(ledger, "once", record(50)))
+        assert ledger.take_window()["counts_label"] == "presumed"
+
+    def test_a_provisional_count_confirms_nothing(self, record: Any) -> None:
+        entry = StepLedger().entry("a", TOKENS)
+        for is_provisional in (True, False, False):
+            entry.add_record(record(600), is_provisional=is_provisional)
+        assert (entry.label, entry.equal_counts) == ("presumed", 2)
+
     def test_an_uncounted_signature_is_taken_by_flops_per_token(self, record: Any) -> None:
         ledger = StepLedger()
         counted(ledger, "a", record(600, recompute_flops=0), BatchCounts(tokens=10, samples=1))
