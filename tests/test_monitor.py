@@ -40,7 +40,12 @@ class TestReadings:
         assert reading.mfu == approx(9 * 600 / (18.0 * PEAK))
         assert reading.hfu == approx(9 * 700 / (18.0 * PEAK))
         assert reading.tokens_per_s == approx(16 / 2.0)
-        assert (reading.precision, reading.exactness, reading.first_step, reading.last_step) == ("fp32", "presumed", 0, 9)
+        assert (reading.precision, reading.exactness, reading.first_step, reading.last_step) == (
+            "fp32",
+            "presumed",
+            0,
+            9,
+        )
 
     def test_goodput_is_over_all_wall_time_and_all_steps(self, bench: Bench) -> None:
         monitor = bench.monitor()

@@ -21,7 +21,7 @@ from mfu_monitor.steps.batch import (
     resolve_tokens_function,
 )
 from mfu_monitor.steps.padding import PaddingCounter
-from mfu_monitor.steps.schedule import CountSchedule
+from mfu_monitor.steps.schedule import CONFIRMING_COUNTS, CountSchedule
 from mfu_monitor.steps.totals import SignatureEntry, StepLedger
 from mfu_monitor.steps.trainable import TrainableParameters
 
@@ -156,16 +156,15 @@ class StepCounter:
     @guarded("counting")
     def _wants_count(self, now_s: float) -> bool:
         entry = self._entry
-        is_known = entry.is_known
-        if not is_known and entry.recent:
-            entry.searches += 1
-            is_known = entry.searches > _MOST_SEARCHES
-        return self._schedule.wants_count(
-            is_known=is_known,
+        is_searching = entry.searches < _MOST_SEARCHES
+        wants: bool = self._schedule.wants_count(
+            is_known=entry.is_known or (bool(entry.recent) and not is_searching),
             is_provisional=entry.is_unsettled,
             now_s=now_s,
-            equal_counts=entry.fewest_counts,
+            equal_counts=entry.latest_equal_counts if is_searching else CONFIRMING_COUNTS,
         )
+        entry.searches += wants and bool(entry.recent)
+        return wants
 
     @guarded("counting")
     def _enter(self, batch: Any) -> None:
@@ -188,7 +187,9 @@ class StepCounter:
     @guarded("signature")
     def _entry_as_ran(self, optimizer_step: bool | None) -> SignatureEntry:
         # Parameters too are asked again: a hook after ours, or the step itself, may have frozen some.
-        return self.ledger.as_ran(self._entry, self._signature, (*self._phases, self._trainable.pattern(), optimizer_step))
+        return self.ledger.as_ran(
+            self._entry, self._signature, (*self._phases, self._trainable.pattern(), optimizer_step)
+        )
 
     def end(self, optimizer_step: bool | None) -> StepOutcome:
         """The step ends: leave the counter, and add the step to the window or leave it out."""

@@ -87,10 +87,13 @@ class SignatureEntry:
     """Settled counts in a row, up to now, that were equal."""
     has_ever_varied: bool = False
 
+    latest: SignatureEntry | None = None
+    """How its latest step ran; the next one most likely runs likewise."""
+
     @property
-    def fewest_counts(self) -> int:
-        """Equal counts of the way of running that has the fewest of them."""
-        return min(self.equal_counts, *(other.equal_counts for other in self.others.values()), EXACT_COUNTS)
+    def latest_equal_counts(self) -> int:
+        """Equal counts of the way in which its latest step ran."""
+        return (self.latest or self).equal_counts
 
     @property
     def label(self) -> str:
@@ -181,13 +184,15 @@ class StepLedger:
         """
         if entry.ran is None:
             entry.ran = ran
+        entry.latest = entry
         if entry.ran == ran:
             return entry
         if ran not in entry.others and len(entry.others) >= MOST_WAYS:
             ran = "rest"
         if ran not in entry.others:
             entry.others[ran] = self.entry((signature, ran), entry.counts, is_blind=entry.is_blind or ran == "rest")
-        return entry.others[ran]
+        entry.latest = entry.others[ran]
+        return entry.latest
 
     def add_step(
         self, entry: SignatureEntry, counts: BatchCounts, *, is_excluded: bool, optimizer_step: bool | None = None
