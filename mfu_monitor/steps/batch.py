@@ -20,7 +20,6 @@ __all__ = [
     "call_tokens_function",
     "find_masks",
     "has_tensors",
-    "mask_contents",
     "resolve_tokens_function",
 ]
 
@@ -31,9 +30,6 @@ _MAX_DEPTH = 6
 """Nesting of a batch that is followed; deeper ones are cut, which also ends cycles."""
 _MAX_LIST = 64
 """Lists longer than this hold samples, not fields; only their length is read."""
-_MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask", "key_padding_mask")
-_LARGEST_MASK = 2**20
-"""Elements of a mask that is read on every step; a larger one would take longer than a thousandth of a step."""
 _INTEGER_DTYPES = frozenset(
     {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 )
@@ -124,25 +120,6 @@ def _embedded_tokens(batch: Any) -> int | None:
 def has_tensors(batch: Any) -> bool:
     """Whether the batch holds a tensor that its signature can name."""
     return next(_tensors(batch), None) is not None
-
-
-def mask_contents(batch: Any) -> Hashable:
-    """What the masks of a batch hide, where they lie on the CPU: it decides how much attention computes.
-
-    Example:
-        >>> padded, full = torch.tensor([[1, 1, 0]]), torch.tensor([[1, 1, 1]])
-        >>> mask_contents({"attention_mask": padded}) == mask_contents({"attention_mask": full})
-        False
-    """
-    masks = [(name, _field(batch, name)) for name in _MASKS]
-    return tuple([(name, _row_sums(mask)) for name, mask in masks if mask is not None and mask.device.type == "cpu"])
-
-
-def _row_sums(mask: torch.Tensor) -> Hashable:
-    if mask.is_nested or mask.ndim == 0 or mask.numel() > _LARGEST_MASK:
-        return None
-    with torch.no_grad():
-        return hash(tuple(mask.sum(-1).flatten().tolist()))
 
 
 def _tokens_and_samples(ids: torch.Tensor) -> tuple[int | None, int | None]:

@@ -17,7 +17,6 @@ from mfu_monitor.steps.batch import (
     batch_signature,
     call_tokens_function,
     has_tensors,
-    mask_contents,
     resolve_tokens_function,
 )
 from mfu_monitor.steps.padding import PaddingCounter
@@ -131,7 +130,7 @@ class StepCounter:
     def _find_entry(self, batch: Any, extra: Any) -> SignatureEntry:
         model = self._model
         is_training = None if model is None else model.training
-        signature = (batch_signature(batch), mask_contents(batch), extra, is_training, self._trainable.pattern())
+        signature = (batch_signature(batch), extra, is_training, self._trainable.pattern())
         self._signature = signature
         entry = self.ledger.entries.get(signature)
         if entry is not None:

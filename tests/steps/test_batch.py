@@ -16,7 +16,6 @@ from mfu_monitor.steps.batch import (
     batch_signature,
     call_tokens_function,
     has_tensors,
-    mask_contents,
     resolve_tokens_function,
 )
 
@@ -206,19 +205,6 @@ class TestTokensFunction:
 
     def test_a_number_of_numpy_or_of_the_cpu_is_taken(self) -> None:
         assert call_tokens_function(lambda _: torch.tensor(3), None).tokens == 3
-
-
-def test_batches_of_one_shape_that_are_padded_otherwise_have_masks_told_apart() -> None:
-    full, padded = torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long)
-    padded[1, 4:] = 0
-    assert mask_contents({"attention_mask": full}) == mask_contents({"attention_mask": full.clone()})
-    assert mask_contents({"attention_mask": full}) != mask_contents({"attention_mask": padded})
-    assert mask_contents({"input_ids": full}) == ()
-
-
-@pytest.mark.parametrize("mask", [torch.ones(4, 8, device="meta"), torch.ones(2**21)])
-def test_a_mask_that_costs_time_to_read_is_not_read(mask: torch.Tensor) -> None:
-    assert mask_contents({"attention_mask": mask}) in ((), (("attention_mask", None),))
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(None, False), ("text", False), ({"x": [1, 2]}, False)])
