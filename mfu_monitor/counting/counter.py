@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from mfu_monitor.counting.compiled.watch import eager_where_guards_notice_us
 from mfu_monitor.counting.dispatch import CountingMode
 from mfu_monitor.counting.observer import StepObserver
+from mfu_monitor.counting.self_check import failed_capabilities
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 
@@ -80,4 +82,13 @@ class FlopCounter:
         if observer is None:
             return
         self._installed.close()
-        self._record = observer.record()
+        self._record = _as_far_as_proved(observer.record())
+
+
+def _as_far_as_proved(record: StepRecord) -> StepRecord:
+    """The record; not exact where the counter gets steps of known FLOPs wrong on this torch."""
+    failed = failed_capabilities()
+    if not failed:
+        return record
+    notes = tuple(f"the counter's self-check fails on this torch: {text}" for text in failed)
+    return replace(record, incomplete=True, notes=(*record.notes, *notes))

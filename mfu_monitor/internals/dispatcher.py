@@ -7,12 +7,13 @@ step stays as it is and composite operators without a formula are reported as no
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
-__all__ = ["is_composite", "runs_composite"]
+__all__ = ["is_composite", "runs_composite", "without_dispatch_modes"]
 
 _WHOLE = (
     "CompositeExplicitAutogradNonFunctional",
@@ -65,3 +66,11 @@ def _has_kernel(func: Any, key: str) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
     except (AttributeError, RuntimeError):  # TorchScript operators such as prim::device are not the dispatcher's
         return False
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Leaves the dispatch modes on the stack out for the length of a block; without it (since torch 2.1) they stay."""
+    from torch.utils import _python_dispatch
+
+    disable = getattr(_python_dispatch, "_disable_current_modes", None)
+    return nullcontext() if disable is None else disable()  # type: ignore[no-any-return]

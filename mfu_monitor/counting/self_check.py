@@ -1,0 +1,177 @@
+"""The counter proves itself on this torch: tiny steps on the CPU whose FLOPs are known by arithmetic.
+
+What the counter reads of torch (frames, autograd nodes, graph tasks) moves between releases. Here a step of each kind
+is counted and held against its shapes, once a process. Tensors are made of ones: no random number is drawn, no module or
+hook is made, nothing is compiled, and no accelerator is touched.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from mfu_monitor.counting.dispatch import CountingMode
+from mfu_monitor.counting.observer import StepObserver
+from mfu_monitor.errors import UncountedWorkWarning, warn
+from mfu_monitor.internals.dispatcher import without_dispatch_modes
+
+__all__ = ["Capability", "failed_capabilities"]
+
+N = 4
+PRODUCT = 2 * N**3
+"""FLOPs of one product of two N x N matrices; a multiply-add is 2."""
+
+Parts = tuple[int, int, int]
+"""Model, recompute and other FLOPs."""
+
+_found: dict[str, tuple[str, ...]] = {}
+"""What failed, by torch version: asked once a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One kind of step: its name, how it runs, and the FLOPs that its shapes give."""
+
+    name: str
+    run: Callable[[], Any]
+    expected: Parts
+
+
+def failed_capabilities() -> tuple[str, ...]:
+    """Kinds of steps that the counter gets wrong with this torch, each with what was seen and expected; none is well.
+
+    The first call takes some tens of milliseconds and gives one ``UncountedWorkWarning`` where something failed.
+    """
+    version = torch.__version__
+    if version not in _found:
+        _found[version] = failed = tuple(text for c in CAPABILITIES if (text := _failure(c)) is not None)
+        if failed:
+            warn(
+                f"the counter does not count rightly with torch {version}: {'; '.join(failed)}. No count of this "
+                "process is called exact. Likely cause: this torch keeps something elsewhere that the counter reads. "
+                "Use a torch version that docs/versions.md lists, or report this line.",
+                UncountedWorkWarning,
+            )
+    return _found[version]
+
+
+def _failure(capability: Capability) -> str | None:
+    try:
+        seen = _count(capability.run)
+    except Exception as error:  # noqa: BLE001  (whatever moved in this torch must not reach the training loop)
+        return f"{capability.name}: {traceback.format_exception_only(error)[-1].strip()}"
+    if seen == capability.expected:
+        return None
+    names = ("model", "recompute", "other")
+    wrong = [
+        f"{n} {s} FLOPs instead of {e}" for n, s, e in zip(names, seen, capability.expected, strict=True) if s != e
+    ]
+    return f"{capability.name}: {', '.join(wrong)}"
+
+
+def _count(run: Callable[[], Any]) -> Parts:
+    observer = StepObserver()
+    with (
+        without_dispatch_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        CountingMode(observer),
+    ):
+        run()
+    record = observer.record()
+    return record.model_flops, record.recompute_flops, record.other_flops
+
+
+def _ones(*shape: int, grad: bool) -> torch.Tensor:
+    return torch.ones(shape or (N, N), dtype=torch.float32, device="cpu", requires_grad=grad)
+
+
+def _train() -> None:
+    (_ones(grad=True) @ _ones(grad=True)).sum().backward()
+
+
+def _train_frozen_weight() -> None:
+    (_ones(grad=True) @ _ones(grad=False)).sum().backward()
+
+
+def _train_with_teacher() -> None:
+    x = _ones(grad=False)
+    with torch.no_grad():
+        target = x @ _ones(grad=False)
+    (x @ _ones(grad=True) - target).sum().backward()
+
+
+class _WithContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        return grad @ weight.t(), None
+
+
+class _WithSetup(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x @ weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    backward = _WithContext.backward
+
+
+def _train_function(function: Any) -> Callable[[], None]:
+    def run() -> None:
+        x = _ones(grad=True) * 1
+        function.apply(x, _ones(grad=False)).sum().backward()
+
+    return run
+
+
+def _train_checkpointed(use_reentrant: bool) -> Callable[[], None]:
+    def run() -> None:
+        first, second = _ones(grad=True), _ones(grad=True)
+        block = lambda x: (x @ first) @ second  # noqa: E731
+        out: Any = checkpoint(block, _ones(grad=True), use_reentrant=use_reentrant, preserve_rng_state=False)
+        out.sum().backward()
+
+    return run
+
+
+def _train_twice_differentiated() -> None:
+    weight = _ones(grad=True)
+    (gradient,) = torch.autograd.grad((_ones(grad=False) @ weight).pow(2).sum(), weight, create_graph=True)
+    gradient.pow(2).sum().backward()
+
+
+def _train_attention() -> None:
+    q, k, v = (_ones(1, 1, N, N, grad=True) for _ in range(3))
+    scaled_dot_product_attention(q, k, v).sum().backward()
+
+
+CAPABILITIES = (
+    Capability("training", _train, (3 * PRODUCT, 0, 0)),
+    Capability("a frozen weight", _train_frozen_weight, (2 * PRODUCT, 0, 0)),
+    Capability("a teacher under no_grad", _train_with_teacher, (2 * PRODUCT, 0, PRODUCT)),
+    Capability("a custom function", _train_function(_WithContext), (2 * PRODUCT, 0, 0)),
+    Capability("a custom function with setup_context", _train_function(_WithSetup), (2 * PRODUCT, 0, 0)),
+    # The last product of a block is not rerun: its inputs are all that was missing.
+    Capability("non-reentrant checkpointing", _train_checkpointed(False), (6 * PRODUCT, PRODUCT, 0)),
+    Capability("reentrant checkpointing", _train_checkpointed(True), (6 * PRODUCT, 2 * PRODUCT, 0)),
+    # Forward, its weight gradient, and of that one the gradients of the incoming gradient and again of the weight.
+    Capability("double backward", _train_twice_differentiated, (4 * PRODUCT, 0, 0)),
+    # Q K^T and P V; each has two gradients. What a kernel redoes inside itself is another part.
+    Capability("attention", _train_attention, (6 * PRODUCT, 0, 0)),
+)
