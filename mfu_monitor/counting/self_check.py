@@ -1,8 +1,8 @@
 """The counter proves itself on this torch: tiny steps on the CPU whose FLOPs are known by arithmetic.
 
 What the counter reads of torch (frames, autograd nodes, graph tasks) moves between releases. Here a step of each kind
-is counted and held against its shapes, once a process. Tensors are made of ones: no random number is drawn, no module or
-hook is made, nothing is compiled, and no accelerator is touched.
+is counted and held against its shapes, once a process. Tensors are made of ones: no random number is drawn, no hook
+is made, nothing is compiled, and no accelerator is touched.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class _WithContext(torch.autograd.Function):
         return x @ weight
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         return grad @ weight.t(), None
 
 
 class _WithSetup(torch.autograd.Function):
     @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight
 
     @staticmethod

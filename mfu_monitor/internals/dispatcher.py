@@ -73,4 +73,4 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
     from torch.utils import _python_dispatch
 
     disable = getattr(_python_dispatch, "_disable_current_modes", None)
-    return nullcontext() if disable is None else disable()  # type: ignore[no-any-return]
+    return nullcontext() if disable is None else disable()
