@@ -19,6 +19,11 @@ _SAME_GRADIENT = (
     "aten.view.",
     "aten.reshape.",
     "aten.sum.",
+    # A weight that is used in slices has a gradient that is put together of theirs.
+    "aten.cat.",
+    "aten.slice_scatter.",
+    "aten.constant_pad_nd.",
+    "aten.full.",
     "prims.convert_element_type",
 )
 """Between a product of the backward graph and the gradient that it is a part of."""
