@@ -147,7 +147,9 @@ def test_ctrl_c_in_any_function_of_the_hall_passes_and_leaves_nothing() -> None:
         modes = list(_get_current_dispatch_mode_stack())
         monitor.close()
         left = left_behind()
-        if injection.fired and (not passed or modes or left):
+        # What a callback of the garbage collector raises, Python itself reports and drops.
+        must_pass = not target[1].endswith("GcPauseMeter._on_collection")
+        if injection.fired and ((must_pass and not passed) or modes or left):
             faults.append((target, passed, modes, left))
     assert not faults, "\n".join(map(repr, faults))
 

@@ -75,7 +75,12 @@ def gradient_paths(
 
 def _readers(graph: TextGraph, name: str, products: Collection[str]) -> int:
     nodes = (node for node in graph.nodes.values() if node.name in products)
-    return sum(any(_through_views(graph, i) == name for i in node.inputs) for node in nodes)
+    return sum(any(_through_views(graph, i) == name for i in _factors(node)) for node in nodes)
+
+
+def _factors(node: GraphNode) -> Sequence[str]:
+    """What a product multiplies: what it adds to, a bias, has a gradient without any product."""
+    return node.inputs[1:] if node.target.startswith(_ADDS_TO_FIRST) else node.inputs
 
 
 def _products_in(backward: TextGraph, position: int, products: Collection[str]) -> int:

@@ -107,3 +107,20 @@ def test_weight_used_twice_with_gradient_stays_exact() -> None:
     record = _count_compiled(Twice())
     assert (record.model_flops, record.hardware_flops) == (5 * F, 5 * F)
     assert not record.is_lower_bound
+
+
+class SharedBias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.second.bias = self.first.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu()).pow(2).sum()
+
+
+def test_bias_used_by_two_layers_is_no_weight_that_lost_its_gradient() -> None:
+    record = _count_compiled(SharedBias())
+    assert (record.model_flops, record.hardware_flops) == (5 * F, 5 * F)
+    assert record.notes == ()
+    assert not record.is_lower_bound
