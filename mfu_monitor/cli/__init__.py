@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 
 import typer
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.sinks.console import printable
 
 __all__ = ["build_app", "main"]
 
@@ -41,10 +43,24 @@ def build_app() -> typer.Typer:
     return app
 
 
+EXIT_BAD_INPUT = 2
+EXIT_CRASHED = 70
+"""EX_SOFTWARE of sysexits.h: a fault of ours must not look like a verdict of ``audit``."""
+EXIT_PIPE_CLOSED = 141
+"""128 + SIGPIPE, as a shell has it."""
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; wrong input goes to stderr with exit code 2."""
+    """Run the command line; wrong input goes to stderr with exit code 2, and a crash has a code of its own."""
     try:
         build_app()(args=arguments)
     except ConfigurationError as error:
-        print(f"mfu-monitor: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        print(f"mfu-monitor: {printable(str(error))}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click and rich end with 1 then
+            raise SystemExit(EXIT_PIPE_CLOSED) from None
+        raise
+    except Exception:  # noqa: BLE001  # the traceback is for whoever reports it
+        traceback.print_exc()
+        raise SystemExit(EXIT_CRASHED) from None

@@ -28,6 +28,8 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1
 """SI prefixes (BIPM, "The International System of Units", 9th edition, table 7), and B for billion as in "7B model"."""
 
 _NUMBER = re.compile(r"(?P<digits>(?:\d[\d_]*)?\.?\d+|\d[\d_]*\.?)(?P<exponent>[eE][+-]?\d+)?\s*(?P<suffix>[a-zA-Z]?)")
+_LARGEST = 1e30
+"""No quantity of a run is larger; products of a few such numbers stay finite."""
 _LARGEST_COUNT = 10**18
 """No tensor has more elements (torch counts them in 64 bits), and products of three counts stay finite as floats."""
 _GROUPED_BY_COMMAS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -83,7 +85,14 @@ def quantity_parser(name: str) -> Callable[[str], float]:
     Example:
         >>> tokens: Annotated[float, typer.Option("--tokens", parser=quantity_parser("--tokens"), metavar="N")]
     """
-    return _parser(lambda text: parse_quantity(text, name=name))
+
+    def quantity(text: str) -> float:
+        value = parse_quantity(text, name=name)
+        if value > _LARGEST:
+            raise ConfigurationError(f"{name} is {text!r}; expected a number up to {_LARGEST:.0e}")
+        return value
+
+    return _parser(quantity)
 
 
 def count_parser(name: str) -> Callable[[str], int]:

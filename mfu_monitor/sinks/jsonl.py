@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, TextIO, TypeVar
 
+from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.sinks.base import Event
@@ -17,7 +20,7 @@ from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["JSONL_SCHEMA_VERSION", "JsonlRun", "JsonlSink", "read_jsonl"]
 
-_Made = TypeVar("_Made")
+_Made = TypeVar("_Made", bound=PlainTypes)
 
 JSONL_SCHEMA_VERSION = 1
 """Raised when a key changes its meaning; new keys alone do not raise it."""
@@ -48,6 +51,8 @@ class JsonlSink:
         """Append one line."""
         if self._file is None:
             self._file = self.path.open("a", encoding="utf-8")
+            if _ends_within_a_line(self.path):  # a run that was killed while it wrote: its half line ends here
+                self._file.write("\n")
         self._file.write(json.dumps(_to_json(event), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -68,12 +73,20 @@ class JsonlRun:
     events: tuple[Event, ...] = ()
     readings: tuple[UtilizationReading, ...] = ()
     records: tuple[StepRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Lines that were left out, and why."""
+
+    @property
+    def reading_events(self) -> tuple[Event, ...]:
+        """The events that the readings came with."""
+        return tuple(event for event in self.events if event.kind == "reading")
 
 
 def read_jsonl(path: str | Path) -> JsonlRun:
     """Read a file that ``JsonlSink`` wrote.
 
-    A last line that was cut off (a run that was killed, or one that is writing now) is left out with a warning.
+    A line that was cut off (a run that was killed, and perhaps resumed, or one that is writing now) is left out with a
+    warning.
 
     Args:
         path: the file.
@@ -82,28 +95,59 @@ def read_jsonl(path: str | Path) -> JsonlRun:
         Its events, with the readings and the records of counted steps as the frozen records they were.
 
     Raises:
-        ConfigurationError: the file cannot be read, a line is not an event, or a later version wrote it.
+        ConfigurationError: the file cannot be read, holds no event, a field has a wrong type (file, line and field are
+            named), or a later version wrote it.
     """
-    events = tuple(_events(Path(path)))
-    return JsonlRun(
-        events=events,
-        readings=tuple(_made(UtilizationReading.from_dict, path, e) for e in events if e.kind == "reading"),
-        records=tuple(_made(_record, path, e) for e in events if e.kind == "record"),
-    )
-
-
-def _made(make: Callable[[Mapping[str, Any]], _Made], path: str | Path, event: Event) -> _Made:
     try:
-        return make(event.payload)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
         raise ConfigurationError(
-            f"{path}: the {event.kind} of step {event.step} is not complete ({type(error).__name__}: {error}). "
-            "Give a file that was written through jsonl=, unedited."
+            f"{str(path)!r} cannot be read ({type(error).__name__}: {error}). "
+            "Give a file that the monitor wrote, the path that was passed as jsonl=."
         ) from error
+    run = read_events(str(path), text)
+    for note in run.notes:
+        warnings.warn(f"{path}, {note}", MFUMonitorWarning, stacklevel=2)
+    return run
 
 
-def _record(payload: Mapping[str, Any]) -> StepRecord:
-    return StepRecord.from_dict(dict(payload.get("record", payload)))
+def read_events(source: str, text: str) -> JsonlRun:
+    """The same from text; ``source`` is named in messages."""
+    events, notes = [], []
+    readings: list[UtilizationReading] = []
+    records: list[StepRecord] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        values = _loads(line)
+        if values is None:
+            notes.append(f"line {number} is cut off and left out: the run was killed while it wrote, or still writes.")
+            continue
+        where = f"{source}, line {number}"
+        event = _event(where, values)
+        events.append(event)
+        if event.kind == "reading":
+            readings.append(_made(UtilizationReading, event.payload, where))
+        elif event.kind == "record":
+            records.append(_made(StepRecord, event.payload.get("record", event.payload), where))
+    if notes and not events:
+        raise _not_an_event(f"{source}, line 1", "no line of it is JSON")
+    return JsonlRun(events=tuple(events), readings=tuple(readings), records=tuple(records), notes=tuple(notes))
+
+
+def _loads(line: str) -> Any:
+    """None for what is not JSON, or nested deeper than any event is; another writer's NaN is unknown."""
+    try:
+        return json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _made(kind: type[_Made], payload: Any, where: str) -> _Made:
+    try:
+        return kind.from_dict(payload)
+    except (ConfigurationError, ArithmeticError) as error:
+        raise ConfigurationError(f"{where}: {error}. Give a file that was written through jsonl=, unedited.") from error
 
 
 def _writable(path: str | Path) -> Path:
@@ -118,6 +162,14 @@ def _writable(path: str | Path) -> Path:
             "path of a file, in a directory where this process may write, for example jsonl='runs/mfu.jsonl'."
         ) from error
     return target
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.is_file() or not path.stat().st_size:  # a pipe has no end to look at
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _to_json(event: Event) -> dict[str, Any]:
@@ -141,56 +193,35 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _events(path: Path) -> Iterator[Event]:
-    lines = _lines(path)
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line, parse_constant=lambda _: None)  # another writer's NaN is unknown
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                warnings.warn(_cut_off(path, number), MFUMonitorWarning, stacklevel=4)
-                return
-            raise _not_an_event(path, number, str(error)) from error
-        yield _event(path, number, values)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{str(path)!r} cannot be read ({type(error).__name__}: {error}). "
-            "Give a file that the monitor wrote, the path that was passed as jsonl=."
-        ) from error
-
-
-def _event(path: Path, number: int, values: Any) -> Event:
+def _event(where: str, values: Any) -> Event:
     is_event = isinstance(values, dict) and {"schema", "kind", "step"} <= values.keys()
     if not is_event or not isinstance(values["schema"], int):
-        raise _not_an_event(path, number, "an object with the keys 'schema', 'kind' and 'step' was expected")
+        raise _not_an_event(where, "an object with the keys 'schema', 'kind' and 'step' was expected")
     if values["schema"] > JSONL_SCHEMA_VERSION:
         raise ConfigurationError(
-            f"{path}, line {number}: schema version {values['schema']} was written by a later mfu-monitor; this one "
-            f"reads up to {JSONL_SCHEMA_VERSION}. Upgrade mfu-monitor to read the file."
+            f"{where}: schema version {values['schema']} was written by a later mfu-monitor; this one reads up to "
+            f"{JSONL_SCHEMA_VERSION}. Upgrade mfu-monitor to read the file."
         )
-    return Event(
-        kind=values["kind"],
-        step=values["step"],
-        metrics=values.get("metrics", {}),
-        payload=values.get("payload", {}),
-        text=values.get("text", ""),
-        title=values.get("title", ""),
-    )
+    kept = {name: values[name] for name, kind in _EVENT_FIELDS.items() if isinstance(values.get(name), kind)}
+    wrong = next((name for name in _EVENT_FIELDS if values.get(name) is not None and name not in kept), None)
+    if wrong is not None or not {"kind", "step"} <= kept.keys():
+        name = wrong or "step"
+        raise _not_an_event(where, f"{name} is {short(values[name])}; expected {_EVENT_FIELDS[name].__name__}")
+    numbers = kept.get("metrics", {})
+    return Event(**{**kept, "metrics": {name: v for name, v in numbers.items() if isinstance(v, int | float)}})
 
 
-def _not_an_event(path: Path, number: int, seen: str) -> ConfigurationError:
+_EVENT_FIELDS: Mapping[str, type] = {
+    "kind": str,
+    "step": int,
+    "metrics": dict,
+    "payload": dict,
+    "text": str,
+    "title": str,
+}
+
+
+def _not_an_event(where: str, seen: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{path}, line {number}: not an event of mfu-monitor ({seen}). "
-        "Give a file that was written through jsonl=, unedited."
+        f"{where}: not an event of mfu-monitor ({seen}). Give a file that was written through jsonl=, unedited."
     )
-
-
-def _cut_off(path: Path, number: int) -> str:
-    return f"{path}, line {number} is cut off and left out: the run is still writing, or was killed while it wrote."

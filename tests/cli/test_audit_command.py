@@ -32,11 +32,11 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
     return values
 
 
-def refuse(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
     with pytest.raises(SystemExit) as caught:
         main(["audit", *arguments])
     captured = capsys.readouterr()
-    assert caught.value.code == 2
+    assert caught.value.code == code
     assert captured.out == ""
     # click draws a box around its own messages and wraps them at the terminal's width
     return " ".join(captured.err.replace("│", " ").split())
@@ -174,7 +174,9 @@ def test_the_sparse_peak_behind_a_report_is_found(capsys: pytest.CaptureFixture[
         (("--heads", "64", "--head-width", "64", "--width", "8192"), ["4096", "8192", "two of the three"]),
         (("--active-params", "700B"), ["--active-params is 700B of --params 70B"]),
         (("--tokens-per-s-per-gpu", "7"), ["both given"]),
-        (("--mfu-unit", "points"), ["--mfu-unit is 'points'", "percent"]),
+        (("--tokens-per-s", "1e300"), ["--tokens-per-s is '1e300'"]),
+        (("--unit", "mfu"), ["--unit is 'mfu'", "COLUMN=UNIT"]),
+        (("--days", "3", "--hours", "72"), ["both given"]),
         (("--mfu-column", "mfu"), ["no log was given"]),
     ],
 )
@@ -187,8 +189,34 @@ def test_nonsense_is_refused_with_what_is_allowed(
 
 
 def test_too_little_is_refused_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a rate (--tokens-per-s 3000" in refuse(capsys, *SEVENTY)
-    assert "no device was given" in refuse(capsys, "--params", "70B", "--tokens-per-s", "900")
+    assert "a rate (--tokens-per-s 3000" in refuse(capsys, *SEVENTY, code=3)
+    assert "no device was given" in refuse(capsys, "--params", "70B", "--tokens-per-s", "900", code=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--params", "70", "--tokens-per-s", "900", "--gpu", "H100 SXM"), "70B"),
+        (("--params", "70M", "--tokens-per-s", "9", "--gpu", "H100 SXM"), "in another unit"),
+    ],
+)
+def test_numbers_that_nobody_means_are_not_judged(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in refuse(capsys, *arguments, code=3)
+
+
+def test_a_crash_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mfu_monitor.cli.audit.audit_command.audit_run", fail)
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", *SEVENTY, "--tokens-per-s", "900"])
+    assert caught.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 # CSV.
@@ -205,9 +233,9 @@ def test_a_csv_is_judged_row_by_row(capsys: pytest.CaptureFixture[str], tmp_path
 def test_a_column_of_another_name_can_be_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = write(tmp_path / "m.tsv", "it\tspeed\n1\t900\n2\t900\n")
     assert run_json(capsys, log, *SEVENTY, "--tokens-per-s-column", "speed")["tokens_per_s"] == 900
-    assert "It has: it, speed" in refuse(capsys, log, *SEVENTY)
+    assert "It has: it, speed" in refuse(capsys, log, *SEVENTY, code=3)
     message = refuse(capsys, log, *SEVENTY, "--tokens-per-s-column", "sped")
-    assert "--tokens-per-s-column 'sped' is not in" in message
+    assert "column 'sped' is not in" in message
     assert "It has: it, speed" in message
 
 
@@ -221,18 +249,17 @@ def test_step_times_of_a_csv_give_rate_and_hours(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     ("cell", "words"),
-    [("fast", "'fast'"), ("nan", "'nan'"), ("inf", "'inf'"), ("0", "'0'"), ("-3", "'-3'"), ("3q", "'3q'")],
+    [("fast", "'fast'"), ("3q", "'3q'"), ("nan", "no value in 1 of 3"), ("inf", "no value"), ("0", "no value")],
 )
-def test_a_cell_that_is_no_rate_is_refused_with_column_and_line(
+def test_a_cell_that_is_no_rate_is_left_out_and_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, cell: str, words: str
 ) -> None:
     log = write(tmp_path / "m.csv", f"step,tokens_per_s\n1,900\n2,{cell}\n3,900\n")
-    message = refuse(capsys, log, *SEVENTY)
-    for word in ("line 3", "column 'tokens_per_s'", words, "--skip-invalid"):
-        assert word in message
-    out = run_json(capsys, log, *SEVENTY, "--skip-invalid")
+    out = run_json(capsys, log, *SEVENTY)
     assert out["rows"] == 2
-    assert any("1 rows" in note for note in out["notes"])
+    (note,) = [n for n in out["notes"] if "tokens_per_s" in n]
+    assert words in note
+    assert cell in ("nan", "inf", "0") or "line 3" in note
 
 
 def test_a_column_that_is_not_used_may_hold_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -240,26 +267,26 @@ def test_a_column_that_is_not_used_may_hold_anything(capsys: pytest.CaptureFixtu
     assert run_json(capsys, log, *SEVENTY)["rows"] == 2
 
 
-def test_a_zero_or_negative_step_time_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    log = write(tmp_path / "m.csv", "step_time_s\n1.0\n0.0\n")
-    message = refuse(capsys, log, *SEVENTY, "--tokens-per-step", "900")
-    assert "line 3, column 'step_time_s': '0.0'" in message
-    assert "above zero" in message
+def test_a_zero_or_negative_step_time_is_no_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = write(tmp_path / "m.csv", "step_time_s\n1.0\n0.0\n-2.0\n")
+    out = run_json(capsys, log, *SEVENTY, "--tokens-per-step", "900")
+    assert out["tokens_per_s"] == 900
+    assert any("no value in 2 of 3" in note for note in out["notes"])
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "code"),
     [
-        ("", "is empty"),
-        ("\n \n", "is empty"),
-        ("step,tokens_per_s\n", "no row"),
-        ("step,mfu\n1,\n", "no number in any"),
+        ("", "is empty", 2),
+        ("\n \n", "is empty", 2),
+        ("step,tokens_per_s\n", "no column of tokens/s", 3),
+        ("step,mfu\n1,\n", "no value in 1 of 1", 3),
     ],
 )
 def test_a_file_without_numbers_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str, code: int
 ) -> None:
-    assert words in refuse(capsys, write(tmp_path / "m.csv", text), *SEVENTY)
+    assert words in refuse(capsys, write(tmp_path / "m.csv", text), *SEVENTY, code=code)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -268,19 +295,31 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(capsys: pytest.CaptureFi
     assert "cannot be read as text" in refuse(capsys, str(tmp_path / "binary.csv"), *SEVENTY)
 
 
-def test_a_reported_mfu_in_percent_needs_its_unit_where_it_could_be_either(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "mfu", "note"),
+    [
+        ("step,mfu\n1,46.2\n2,46.3\n", 0.4625, "as a fraction it would be 4,625%"),
+        ("step,mfu (%)\n1,46.2\n2,46.3\n", 0.4625, ""),
+        ("step,mfu\n1,46.2%\n2,46.3%\n", 0.4625, ""),
+        ("step,mfu\n1,0.0\n2,0.462\n3,0.464\n", 0.463, "as percent it would be 0.463%"),
+    ],
+)
+def test_percent_and_fraction_are_told_apart_and_a_doubt_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, mfu: float, note: str
 ) -> None:
-    bare = write(tmp_path / "m.csv", "step,mfu\n1,46.2\n2,46.3\n")
-    assert "--mfu-unit percent" in refuse(capsys, bare)
-    assert run_json(capsys, bare, "--mfu-unit", "percent")["reported_mfu"] == pytest.approx(0.4625)
-    assert run_json(capsys, bare, "--mfu-unit", "fraction", code=1)["reported_mfu"] == pytest.approx(46.25)
-    named = write(tmp_path / "n.csv", "step,mfu (%)\n1,46.2\n2,46.3\n")
-    assert run_json(capsys, named, "--mfu-column", "mfu (%)")["reported_mfu"] == pytest.approx(0.4625)
-    signed = write(tmp_path / "s.csv", "step,mfu\n1,46.2%\n2,46.3%\n")
-    assert run_json(capsys, signed)["reported_mfu"] == pytest.approx(0.4625)
-    fractions = write(tmp_path / "f.csv", "step,mfu\n1,0.0\n2,0.462\n3,1.04\n")
-    assert run_json(capsys, fractions)["reported_mfu"] == pytest.approx(0.462)
+    out = run_json(capsys, write(tmp_path / "m.csv", text), "--gpu", "H100 SXM")
+    assert out["reported_mfu"] == pytest.approx(mfu)
+    assert any(note in n for n in out["notes"]) if note else out["notes"] == []
+
+
+def test_the_users_word_goes_before_a_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = write(tmp_path / "m.csv", "step,mfu,tps\n1,0.9,100\n2,0.9,100\n")
+    out = run_json(capsys, log, "--gpu", "H100 SXM", "--unit", "mfu=percent")
+    assert out["reported_mfu"] == pytest.approx(0.009)
+    without = run_json(capsys, log, *SEVENTY[:-1], "8", "--ignore-column", "mfu", "--per-gpu")
+    assert (without["reported_mfu"], without["tokens_per_s"]) == (None, 800)
+    assert run_json(capsys, log, *SEVENTY[:-1], "8", "--ignore-column", "mfu", "--all-gpus")["tokens_per_s"] == 100
+    assert "'mfi' is not in" in refuse(capsys, log, *SEVENTY, "--ignore-column", "mfi")
 
 
 # JSON lines.
@@ -293,24 +332,25 @@ def test_json_lines_of_any_tool_are_read_by_name_and_nested_names_with_a_slash(
     log = write(tmp_path / "m.jsonl", "\n".join(json.dumps(line) for line in lines) + "\n")
     out = run_json(capsys, log, *SEVENTY, "--tokens-per-s-column", "perf/tps", code=1)
     assert (out["rows"], out["impossible_rows"], out["first_impossible_step"]) == (2, 1, 3)
-    assert "It has: eval, perf/tps, step" in refuse(capsys, log, *SEVENTY, "--mfu-column", "mfu")
+    assert "It has: step, perf/tps, eval" in refuse(capsys, log, *SEVENTY, "--mfu-column", "mfu")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"mfu": 0.4}\n{"mfu": \n{"mfu": 0.4}\n', "line 2: not JSON"),
-        ('{"mfu": 0.4}\n[1]\n', "line 2: expected an object"),
-        ('{"mfu": NaN}\n', "line 1, column 'mfu': 'nan'"),
-        ('{"mfu": "high"}\n', "line 1, column 'mfu': 'high'"),
-        ('{"mfu": true}\n', "line 1, column 'mfu': 'True'"),
-        ('{"mfu"\n', "line 1: not JSON"),
+        ('{"mfu": 0.4}\n{"mfu": \n{"mfu": 0.4}\n', "1 lines cannot be used, the first is line 2"),
+        ('{"mfu": 0.4}\n[1]\n{"mfu": 0.4}\n', "1 lines cannot be used, the first is line 2"),
+        ('{"mfu": 0.4}\n{"mfu": NaN}\n{"mfu": 0.4}\n', "no value in 1 of 3"),
+        ('{"mfu": 0.4}\n{"mfu": "high"}\n{"mfu": 0.4}\n', "line 2: 'high'"),
+        ('{"mfu": 0.4}\n{"mfu": true}\n{"mfu": 0.4}\n', "line 2: 'True'"),
     ],
 )
-def test_json_lines_that_are_none_are_refused_by_line(
+def test_json_lines_that_are_none_are_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
 ) -> None:
-    assert words in refuse(capsys, write(tmp_path / "m.jsonl", text))
+    out = run_json(capsys, write(tmp_path / "m.jsonl", text), "--gpu", "H100 SXM")
+    assert out["rows"] == 2
+    assert any(words in note for note in out["notes"]), out["notes"]
 
 
 def test_a_last_line_that_is_cut_off_is_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -387,19 +427,20 @@ def test_the_log_of_a_run_whose_mfu_was_withheld_is_impossible(
 
 def test_a_damaged_reading_of_our_own_is_refused_by_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = write(tmp_path / "m.jsonl", '{"schema": 1, "kind": "reading", "step": 1, "payload": {}}\n')
-    assert "line 1: a reading of ours was expected" in refuse(capsys, log)
+    assert "m.jsonl, line 1: UtilizationReading.window is missing" in refuse(capsys, log)
 
 
 def test_two_columns_of_one_name_are_never_mixed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = write(tmp_path / "m.csv", "step,tokens_per_s,tokens_per_s\n1,900,1\n2,910,2\n")
-    assert "It has: step, tokens_per_s (column 2), tokens_per_s (column 3)" in refuse(capsys, log, *SEVENTY)
+    words = "'tokens_per_s (column 2)' and 'tokens_per_s (column 3)' both hold tokens_per_s; the first is used"
+    assert any(words in note for note in run_json(capsys, log, *SEVENTY)["notes"])
     chosen = run_json(capsys, log, *SEVENTY, "--tokens-per-s-column", "tokens_per_s (column 2)")
     assert (chosen["tokens_per_s"], chosen["rows"]) == (905.0, 2)
 
 
-def test_a_json_array_is_refused_as_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_json_array_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = write(tmp_path / "m.json", '[{"step": 1, "tokens_per_s": 900}]')
-    assert "is a JSON array; expected one object a line" in refuse(capsys, log, *SEVENTY)
+    assert run_json(capsys, log, *SEVENTY)["tokens_per_s"] == 900
 
 
 # TensorBoard.
@@ -426,14 +467,14 @@ def test_a_tag_that_is_missing_is_refused_with_the_tags_there_are(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     log = board(tmp_path / "run", "train/speed", [900.0, 900.0])
-    assert "It has: train/speed, wall_time" in refuse(capsys, log, *SEVENTY)
+    assert "It has: wall_time, train/speed" in refuse(capsys, log, *SEVENTY, code=3)
     assert "'speed' is not in" in refuse(capsys, log, *SEVENTY, "--tokens-per-s-column", "speed")
     assert run_json(capsys, log, *SEVENTY, "--tokens-per-s-column", "train/speed")["rows"] == 2
 
 
-def test_nan_in_a_tensorboard_log_is_refused_by_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_nan_in_a_tensorboard_log_is_no_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = board(tmp_path / "run", "utilization/mfu", [0.4, float("nan"), 0.4])
-    assert "step 10, column 'utilization/mfu': 'nan'" in refuse(capsys, log)
+    assert run_json(capsys, log, "--gpu", "H100 SXM")["rows"] == 2
 
 
 def test_directories_without_one_run_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.cli.audit.claims import AuditReport, LogSeries, RunFacts, audit_run
+from mfu_monitor.cli.audit.claims import AuditReport, CannotJudgeError, LogSeries, RunFacts, audit_run
 from mfu_monitor.cli.devices import find_device
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
@@ -285,12 +285,16 @@ def test_the_verdict_follows_physics_and_the_report_is_json(
     n: float, rate: float, gpus: int, reported: float | None
 ) -> None:
     peak = DevicePeak(device_name="CocoNut 9000", flops_per_s_by_precision={"bf16": 1e15}, source="user")
-    report = audit(peak=peak, parameters=n, tokens_per_s=rate, gpus=gpus, reported_mfu=reported)
     mfu = 6 * n * rate / (gpus * 1e15)
+    if mfu < 5e-5:
+        with pytest.raises(CannotJudgeError, match="another unit"):
+            audit(peak=peak, parameters=n, tokens_per_s=rate, gpus=gpus, reported_mfu=reported)
+        return
+    report = audit(peak=peak, parameters=n, tokens_per_s=rate, gpus=gpus, reported_mfu=reported)
     assert report.mfu == pytest.approx(mfu)
     if mfu > 1.0501 or (reported is not None and reported > 1.05):
         assert report.verdict == "impossible"
     elif mfu < 0.6 and (reported is None or reported < 0.6):
-        assert report.verdict in ("plausible", "suspicious")
+        assert report.verdict in ("plausible", "suspicious", "contradicted")
         assert not report.is_impossible
     json.dumps(report.to_dict(), allow_nan=False)

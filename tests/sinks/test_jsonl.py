@@ -124,7 +124,14 @@ def test_a_last_line_that_was_cut_off_is_left_out_with_a_warning(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"schema": 1, "kind": "run"\n{"schema": 1, "kind": "run", "step": 0}\n', "line 1: not an event"),
+        ('{"schema": 1, "kind": "run"\n', "line 1: not an event"),
+        ('{"schema": 1, "kind": "run", "step": "ten"}\n', "line 1: .*step is 'ten'; expected int"),
+        ('{"schema": 1, "kind": "run", "step": 0, "payload": 3}\n', "payload is 3; expected dict"),
+        (
+            '{"schema": 1, "kind": "reading", "step": 0, "payload": {"window": 3}}\n',
+            r"other\.jsonl, line 1: UtilizationReading\.window is 3; expected the fields of StepWindow",
+        ),
+        ("[" * 100_000 + "\n", "no line of it is JSON"),
         ('{"loss": 1.0}\n', "keys 'schema', 'kind' and 'step' was expected"),
         ("[1, 2]\n", "line 1: not an event"),
         ('{"schema": 99, "kind": "run", "step": 0}\n', "schema version 99 was written by a later"),
@@ -135,6 +142,15 @@ def test_a_file_that_is_not_ours_is_refused_with_the_line(tmp_path: Path, text: 
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=words):
         read_jsonl(path)
+
+
+def test_a_run_that_was_killed_and_resumed_loses_its_half_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mfu.jsonl"
+    write(path, Event(kind="run", step=0), Event(kind="run", step=1))
+    path.write_text(path.read_text()[:-20])
+    write(path, Event(kind="run", step=2), Event(kind="run", step=3))
+    with pytest.warns(MFUMonitorWarning, match="line 2 is cut off"):
+        assert [event.step for event in read_jsonl(path).events] == [0, 2, 3]
 
 
 def test_a_missing_file_is_named() -> None:

@@ -14,17 +14,24 @@ from typing import Any
 
 from mfu_monitor.checks import Diagnosis, Evidence, check, withheld
 from mfu_monitor.checks.limits import SUSPICIOUS_NOTE
+from mfu_monitor.cli.audit.claim_table import Basis, Claim, claims_of
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.formulas.analytic import palm_flops_per_token
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["AuditReport", "LogSeries", "RunFacts", "audit_run"]
+__all__ = ["AuditReport", "CannotJudgeError", "LogSeries", "RunFacts", "audit_run"]
 
 _SECONDS_PER_HOUR = 3600.0
+_MOST = 1e30
+"""Beyond any run that was or will be: products of a few such numbers stay finite."""
 _FORWARD_SHARE = 1 / 3
 """Of a training step's model FLOPs: 2 of the 6 per parameter and token, 4 of attention's 12."""
+
+
+class CannotJudgeError(ConfigurationError):
+    """The input is in order, and there is nothing in it that could be judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,21 @@ class LogSeries:
     timestamps_s: tuple[float, ...] = ()
     readings: tuple[UtilizationReading, ...] = ()
     """Of our own log: each is checked again."""
-    skipped_rows: int = 0
+    tokens_per_s_from: str = ""
+    """The column."""
+    hfu: tuple[float, ...] = ()
+    """Reported."""
+    device_flops_per_s: tuple[float, ...] = ()
+    """Reported model FLOP/s of one GPU."""
+    convention: str = ""
+    """By which the tool that wrote the log counts, where that is known."""
+    elapsed_s: float | None = None
+    """Wall time of the run."""
+    tokens_per_step: float | None = None
+    understood: tuple[tuple[str, str, str, str], ...] = ()
+    """Of each column its name, quantity, unit and scope."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, left out, or does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +95,10 @@ class RunFacts:
     step_s: float | None = None
     device_flops_per_s: float | None = None
     """Reported model FLOP/s of one GPU."""
+    device_hardware_flops_per_s: float | None = None
+    """Reported FLOP/s of one GPU with what was computed again."""
     reported_mfu: float | None = None
+    reported_hfu: float | None = None
     reported_peak_flops_per_s: float | None = None
     """The peak that the reported MFU was made with."""
     tokens: float | None = None
@@ -88,8 +112,9 @@ class RunFacts:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
-                raise ConfigurationError(f"RunFacts({f.name}={value!r}): a number of at least 0 was expected")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and not 0 <= value <= _MOST:
+                raise ConfigurationError(f"RunFacts({f.name}={value!r}): a number from 0 to {_MOST:g} was expected")
         _positive(self)
 
 
@@ -108,7 +133,7 @@ class AuditReport:
     """What the audit found. Fractions are 0..1; unknown is None and ``notes`` say why."""
 
     verdict: str
-    """``"plausible"``, ``"suspicious"`` or ``"impossible"``."""
+    """``"plausible"``, ``"suspicious"``, ``"contradicted"`` (by its own inputs) or ``"impossible"``."""
     mfu: float | None = None
     """The best of the figures below: exact, else PaLM's, else 6 N D, else the reported FLOP/s over the peak."""
     mfu_6nd: float | None = None
@@ -131,6 +156,10 @@ class AuditReport:
     """Rows of the log that were judged."""
     impossible_rows: int = 0
     first_impossible_step: float | None = None
+    claims: tuple[Claim, ...] = ()
+    """Each claim against what the others imply."""
+    understood: tuple[tuple[str, str, str, str], ...] = ()
+    """Of each column of the log its name, quantity, unit and scope."""
     diagnoses: tuple[Diagnosis, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -142,7 +171,15 @@ class AuditReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**values, "diagnoses": [d.to_dict() for d in self.diagnoses], "notes": list(self.notes)}
+        return {
+            **values,
+            "claims": [dataclasses.asdict(claim) for claim in self.claims],
+            "understood": [
+                dict(zip(("column", "quantity", "unit", "scope"), row, strict=True)) for row in self.understood
+            ],
+            "diagnoses": [d.to_dict() for d in self.diagnoses],
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,17 +217,19 @@ def audit_run(facts: RunFacts) -> AuditReport:
     mfu = mfu_of(figures.best)
     reported = _reported_mfu(facts)
     if mfu is None and reported is None:
-        raise ConfigurationError(_nothing_to_judge(facts))
+        raise CannotJudgeError(_nothing_to_judge(facts))
+    _meant(facts, mfu, reported)
     hfu = _hfu(facts, figures, mfu)
     diagnoses = _diagnoses(facts, figures, mfu, hfu, tokens_per_s)
     rows = _row_mfus(facts, figures)
     impossible = [step for step, value in rows if value > 1.05]
+    claims = claims_of(_basis(facts, figures, tokens_per_s, mfu))
     return AuditReport(
-        verdict=_verdict(mfu, hfu, reported, diagnoses, impossible),
+        verdict=_verdict(mfu, hfu, reported, diagnoses, impossible, claims),
         mfu=mfu,
-        mfu_6nd=mfu_of(figures.six_n) if tokens_per_s else None,
-        mfu_palm=mfu_of(figures.palm) if tokens_per_s else None,
-        mfu_exact=mfu_of(figures.exact) if tokens_per_s else None,
+        mfu_6nd=mfu_of(figures.six_n) if tokens_per_s and figures.six_n else None,
+        mfu_palm=mfu_of(figures.palm) if tokens_per_s and figures.palm else None,
+        mfu_exact=mfu_of(figures.exact) if tokens_per_s and figures.exact else None,
         hfu=hfu,
         reported_mfu=reported,
         tokens_per_s=tokens_per_s,
@@ -206,9 +245,65 @@ def audit_run(facts: RunFacts) -> AuditReport:
         rows=len(rows),
         impossible_rows=len(impossible),
         first_impossible_step=impossible[0] if impossible else None,
+        claims=claims,
+        understood=facts.series.understood if facts.series else (),
         diagnoses=diagnoses,
         notes=_notes(facts, figures, tokens_per_s),
     )
+
+
+def _meant(facts: RunFacts, mfu: float | None, reported: float | None) -> None:
+    """Numbers that nobody means are not judged."""
+    n = facts.active_parameters or facts.parameters
+    if n is not None and n < 1e4:
+        raise CannotJudgeError(f"{n:g} parameters are no language model; was {n:g}B meant? Give --params {n:g}B")
+    if (value := mfu if mfu is not None else reported) is not None and value < _LEAST_MFU:
+        raise CannotJudgeError(
+            f"an MFU of {value:.2%} is no training on this device: a number is in another unit than it was given in "
+            "(tokens/s, parameters, GPUs, the time of a step), or of another run"
+        )
+
+
+_LEAST_MFU = 5e-5
+"""0.005%: it prints as 0.0%."""
+
+
+def _basis(facts: RunFacts, figures: _Figures, tokens_per_s: float | None, mfu: float | None) -> Basis:
+    """What claims are held against."""
+    series = facts.series or LogSeries()
+    n, active = facts.parameters, facts.active_parameters
+    flops = facts.device_flops_per_s
+    hours = facts.gpu_hours is not None and facts.elapsed_s is not None
+    return Basis(
+        gpus=facts.gpus,
+        peak=_peak(facts) or None,
+        peaks=dict(facts.peak.flops_per_s_by_precision) if facts.peak else {},
+        sparse_peaks=dict(facts.peak.sparse_flops_per_s_by_precision) if facts.peak else {},
+        precision=facts.precision,
+        flops_per_token={"exact": figures.exact, "PaLM": figures.palm, "6ND": figures.six_n},
+        tokens_per_s=tokens_per_s,
+        rate_is_of_totals=_has_no_rate(facts),
+        hardware_factor=_hardware_factor(facts, figures),
+        inactive_ratio=n / active if n and active and active < n else None,
+        mfu=_reported_mfu(facts),
+        hfu=facts.reported_hfu if facts.reported_hfu is not None else _middle(series.hfu),
+        device_flops_per_s=flops if flops is not None else _middle(series.device_flops_per_s),
+        device_hardware_flops_per_s=facts.device_hardware_flops_per_s,
+        claimed_peak=facts.reported_peak_flops_per_s,
+        tokens=facts.tokens,
+        elapsed_s=facts.elapsed_s,
+        gpu_hours=facts.gpu_hours if hours or not _has_no_rate(facts) else None,
+        convention={"palm": "PaLM", "6nd": "6ND", "exact": "exact"}.get(series.convention, ""),
+    )
+
+
+def _middle(values: tuple[float, ...]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _has_no_rate(facts: RunFacts) -> bool:
+    """True where tokens/s are themselves tokens over time."""
+    return _tokens_per_s(dataclasses.replace(facts, tokens=None)) is None
 
 
 def _nothing_to_judge(facts: RunFacts) -> str:
@@ -249,8 +344,8 @@ def _tokens_per_s(facts: RunFacts) -> float | None:
         return facts.tokens_per_step / facts.step_s
     if series.tokens_per_s:
         return statistics.median(series.tokens_per_s)
-    if facts.tokens_per_step and series.step_s:
-        return facts.tokens_per_step / statistics.median(series.step_s)
+    if (per_step := facts.tokens_per_step or series.tokens_per_step) and series.step_s:
+        return per_step / statistics.median(series.step_s)
     elapsed_s = facts.elapsed_s or (facts.gpu_hours * _SECONDS_PER_HOUR / facts.gpus if facts.gpu_hours else None)
     return facts.tokens / elapsed_s if facts.tokens and elapsed_s else None
 
@@ -273,6 +368,8 @@ class _MfuOf:
         if flops_per_token is not None and self.tokens_per_s is not None:
             return flops_per_token * self.tokens_per_s / (self.facts.gpus * peak)
         flops = self.facts.device_flops_per_s
+        if flops is None and self.facts.series is not None:
+            flops = _middle(self.facts.series.device_flops_per_s)
         return flops / peak if flops is not None else None
 
 
@@ -280,7 +377,7 @@ def _reported_mfu(facts: RunFacts) -> float | None:
     if facts.reported_mfu is not None:
         return facts.reported_mfu
     series = facts.series
-    return statistics.median(series.mfu) if series and series.mfu else None
+    return _middle(series.mfu) if series else None
 
 
 def _hfu(facts: RunFacts, figures: _Figures, mfu: float | None) -> float | None:
@@ -316,6 +413,8 @@ def _gpu_hours(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -
 def _log_seconds(series: LogSeries | None) -> float | None:
     if series is None:
         return None
+    if series.elapsed_s is not None:
+        return series.elapsed_s
     if len(series.timestamps_s) > 1:
         return max(series.timestamps_s) - min(series.timestamps_s)
     return sum(series.step_s) if series.step_s else None
@@ -338,9 +437,10 @@ def _row_mfus(facts: RunFacts, figures: _Figures) -> list[tuple[float | None, fl
 
 def _row_rates(facts: RunFacts) -> tuple[float, ...]:
     series = facts.series or LogSeries()
-    if series.tokens_per_s or not facts.tokens_per_step:
+    per_step = facts.tokens_per_step or series.tokens_per_step
+    if series.tokens_per_s or not per_step:
         return series.tokens_per_s
-    return tuple(facts.tokens_per_step / s for s in series.step_s)
+    return tuple(per_step / s for s in series.step_s)
 
 
 def _diagnoses(
@@ -473,9 +573,12 @@ def _verdict(
     reported: float | None,
     diagnoses: tuple[Diagnosis, ...],
     impossible: list[float | None],
+    claims: tuple[Claim, ...],
 ) -> str:
     if withheld(diagnoses) or impossible or any(v is not None and v > 1.05 for v in (mfu, hfu, reported)):
         return "impossible"
+    if any(claim.is_contradicted for claim in claims):
+        return "contradicted"
     is_high = any(v is not None and v > SUSPICIOUS_NOTE for v in (mfu, reported))
     return "suspicious" if is_high or any(d.severity == "warning" for d in diagnoses) else "plausible"
 
@@ -488,6 +591,4 @@ def _notes(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> tu
         notes.append("HFU by the share of the forward that runs again; what really reruns depends on the checkpointing")
     if facts.peak is not None and facts.peak.confidence == "low":
         notes.append("the peak of this device is known with low confidence only")
-    if facts.series is not None and facts.series.skipped_rows:
-        notes.append(f"{facts.series.skipped_rows} rows without a usable number were left out")
-    return tuple(notes)
+    return (*notes, *(facts.series.notes if facts.series else ()))

@@ -15,6 +15,7 @@ from mfu_monitor.cli.report.read_runs import RunLog
 from mfu_monitor.cli.report.rows import format_hours, summary_rows
 from mfu_monitor.cli.report.run_summary import IncidentSummary, RunSummary
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.sinks.console import printable
 
 __all__ = ["write_page"]
 
@@ -39,7 +40,7 @@ def write_page(path: Path, logs: Sequence[RunLog], summaries: Sequence[RunSummar
     """
     sections = [_run_section(log, summary) for log, summary in zip(logs, summaries, strict=True)]
     page = _PAGE.substitute(
-        title=html.escape("MFU report: " + ", ".join(summary.name for summary in summaries)),
+        title=_html("MFU report: " + ", ".join(summary.name for summary in summaries)),
         comparison=_table(
             ["", *(s.name for s in summaries)], [[title, *cells] for title, cells in summary_rows(summaries)]
         ),
@@ -48,15 +49,20 @@ def write_page(path: Path, logs: Sequence[RunLog], summaries: Sequence[RunSummar
     path.write_text(page, encoding="utf-8")
 
 
+def _html(value: object) -> str:
+    """Text of a page, whatever a log put into it: no tag, no attribute's end, no control character."""
+    return html.escape(printable(str(value)), quote=True)
+
+
 def _run_section(log: RunLog, summary: RunSummary) -> str:
-    parts = [f"<h2>{html.escape(summary.name)}</h2>", f'<p class="source">{html.escape(log.source)}</p>']
+    parts = [f"<h2>{_html(summary.name)}</h2>", f'<p class="source">{_html(log.source)}</p>']
     parts.append(_figure(log, summary))
     if summary.incidents:
         parts.append("<h3>Incidents</h3>")
         parts += [_incident(number, incident) for number, incident in enumerate(summary.incidents, start=1)]
     for change in summary.changes:
         parts.append(
-            f'<div class="change"><b>Change at step {change.step}</b><p>{html.escape(change.message)}</p></div>'
+            f'<div class="change"><b>Change at step {_html(change.step)}</b><p>{_html(change.message)}</p></div>'
         )
     return "\n".join(parts)
 
@@ -76,12 +82,12 @@ def _incident(number: int, incident: IncidentSummary) -> str:
         for c in alert.causes
     ]
     causes = _table(["Cause", "Before and after", "Share of the loss"], rows) if rows else ""
-    return f'<div class="incident"><b>{html.escape(head)}</b><p>{html.escape(alert.message)}</p>{causes}</div>'
+    return f'<div class="incident"><b>{_html(head)}</b><p>{_html(alert.message)}</p>{causes}</div>'
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{_html(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "\n".join(line(row, "td") for row in rows)
     return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"
@@ -124,7 +130,7 @@ def _draw_utilization(axes: Any, log: RunLog, summary: RunSummary) -> None:
     for number, incident in enumerate(summary.incidents, start=1):
         first = incident.alert.first_step if incident.alert.first_step is not None else incident.alert.step
         axes.axvspan(first, incident.last_step, color="#d62728", alpha=0.12, linewidth=0)
-        cause = next((c.name.replace("_", " ") for c in incident.alert.causes), "cause unknown")
+        cause = printable(next((c.name.replace("_", " ") for c in incident.alert.causes), "cause unknown"))
         place = (first, 0.93 - 0.07 * ((number - 1) % 3))  # above the lines; neighbours at three heights
         label = axes.annotate(f"{number} {cause}", place, xycoords=("data", "axes fraction"), fontsize=8, clip_on=True)
         label.set_parse_math(False)
@@ -161,8 +167,8 @@ def _draw_step_time(axes: Any, log: RunLog) -> None:
 
 def _draw_hours(axes: Any, summary: RunSummary) -> None:
     """GPU-hours lost in incidents by cause, and spent outside of windows by reason."""
-    bars = [(n.replace("_", " "), v, "#d62728") for n, v in summary.lost_gpu_hours_by_cause.items() if v > 0]
-    bars += [(f"outside: {n}", v, "#9e9e9e") for n, v in summary.outside_gpu_hours.items() if v > 0]
+    bars = [(printable(n.replace("_", " ")), v, "#d62728") for n, v in summary.lost_gpu_hours_by_cause.items() if v > 0]
+    bars += [(printable(f"outside: {n}"), v, "#9e9e9e") for n, v in summary.outside_gpu_hours.items() if v > 0]
     if not bars:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "nothing lost in incidents", ha="center", va="center", fontsize=9)

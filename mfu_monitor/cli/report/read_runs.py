@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mfu_monitor.alerts import Alert
+from mfu_monitor.cli.report.foreign_runs import Model, read_foreign
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
+from mfu_monitor.logs.read import is_ours
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.console import printable
 from mfu_monitor.sinks.jsonl import read_jsonl
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -34,12 +37,20 @@ class RunLog:
     alerts: tuple[Alert, ...] = ()
     readings_before: tuple[int, ...] = ()
     """For each alert, the readings made until then."""
+    format: str = ""
+    """How a log of another tool was read; empty for ours."""
+    claimed_mfu: float | None = None
+    """The median of what another tool logged."""
 
 
-def read_runs(path: Path) -> list[RunLog]:
-    """The runs under a path: a JSONL file, or a directory with JSONL or TensorBoard files at any depth.
+def read_runs(path: Path, model: Model | None = None) -> list[RunLog]:
+    """The runs under a path: our JSONL files or TensorBoard's at any depth, or anybody's log.
 
     Where a directory has both, the JSON lines are read: they hold more.
+
+    Args:
+        path: a file or a directory.
+        model: parameters and device of runs that other tools logged.
 
     Raises:
         ConfigurationError: nothing there, or nothing in it that can be read.
@@ -50,12 +61,19 @@ def read_runs(path: Path) -> list[RunLog]:
             "monitor, or events.out.tfevents... files), or the .jsonl file itself."
         )
     files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
-    logs, refused = _from_files(files, path)
+    ours = [file for file in files if is_ours(file)]
+    logs, refused = _from_files(ours, path)
+    if logs:
+        refused += [ConfigurationError(f"{file} was not written through jsonl=") for file in files if file not in ours]
     logs = logs or [log for folder in _event_folders(path) if (log := _from_tensorboard(folder, path)) is not None]
+    if not logs and not refused:
+        logs, refused = _from_others(path, files, model or Model())
+        if not logs and path.is_dir():
+            raise ConfigurationError(_nothing_found(path, files) + "".join(f" {error}." for error in refused[:1]))
     if not logs:
         raise refused[0] if refused else ConfigurationError(_nothing_found(path, files))
     for error in refused:  # data sets and other programs' logs have the same ending
-        warnings.warn(f"Left out: {error}", MFUMonitorWarning, stacklevel=2)
+        warnings.warn(printable(f"Left out: {error}"), MFUMonitorWarning, stacklevel=2)
     return logs
 
 
@@ -68,6 +86,31 @@ def _from_files(files: Sequence[Path], root: Path) -> tuple[list[RunLog], list[C
             logs += _from_jsonl(file, root)
         except ConfigurationError as error:
             refused.append(error)
+    return logs, refused
+
+
+def _from_others(path: Path, files: list[Path], model: Model) -> tuple[list[RunLog], list[ConfigurationError]]:
+    """Logs of other tools: the file, the directory as a whole, or the files in it."""
+    patterns = ("*.log", "*.csv", "*.tsv", "trainer_state.json", "*.wandb")
+    found = files if path.is_file() else [*files, *(f for pattern in patterns for f in sorted(path.rglob(pattern)))]
+    logs: list[RunLog] = []
+    refused: list[ConfigurationError] = []
+    if not found and not any(path.rglob("metrics")):
+        return [], []
+    for file in found or [path]:
+        try:
+            run = read_foreign(file, model)
+        except ConfigurationError as error:
+            refused.append(error)
+            continue
+        for note in run.notes:
+            warnings.warn(printable(f"{file}: {note}"), MFUMonitorWarning, stacklevel=3)
+        logs.append(
+            RunLog(
+                name=_name(file, path), source=f"{file} ({run.format})", readings=run.readings, format=run.format,
+                claimed_mfu=run.claimed_mfu,
+            )
+        )  # fmt: skip
     return logs, refused
 
 

@@ -10,15 +10,20 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from mfu_monitor.alerts import AlertConfig
+from mfu_monitor.cli.devices import find_device
+from mfu_monitor.cli.report.foreign_runs import Model
 from mfu_monitor.cli.report.html_page import write_page
 from mfu_monitor.cli.report.read_runs import RunLog, read_runs
 from mfu_monitor.cli.report.rows import format_hours, summary_rows
 from mfu_monitor.cli.report.run_summary import IncidentSummary, RunSummary, summarize_run
+from mfu_monitor.cli.units import count_parser, quantity_parser
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.hardware.precision import literal_precision
+from mfu_monitor.sinks.console import printable
 
 __all__ = ["register"]
 
@@ -29,7 +34,18 @@ def register(app: typer.Typer) -> None:
 
 
 def _report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories that runs logged to.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories that runs logged to, or anybody's logs.")
+    ],
+    params: Annotated[
+        float | None,
+        typer.Option("--params", parser=quantity_parser("--params"), metavar="N", help="Of other tools' runs: 7B."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help='Of other tools\' runs: "H100 SXM".')] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", parser=count_parser("--gpus"), metavar="N", help="Of other tools' runs.")
+    ] = None,
+    precision: Annotated[str, typer.Option("--precision", help="Of other tools' runs.")] = "bf16",
     html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     drop: Annotated[
@@ -38,9 +54,13 @@ def _report(
 ) -> None:
     """Median, best and worst MFU, goodput, GPU-hours, incidents with their causes, runs side by side.
 
-    Reads the monitor's JSON lines, or TensorBoard's files where there are none.
+    Reads the monitor's JSON lines, TensorBoard's files where there are none, and other tools' logs: MFU by 6 N D on
+    one scale (--params, --gpu), beside what each claimed.
     """
-    logs = _named_apart([log for path in run_dirs for log in read_runs(path)])
+    used = literal_precision(precision)
+    peak = find_device(gpu, precision=used, option="--gpu") if gpu else None
+    model = Model(parameters=params, peak=peak, precision=used, gpus=gpus)
+    logs = _named_apart([log for path in run_dirs for log in read_runs(path, model)])
     config = AlertConfig(drop=drop) if drop is not None else None
     summaries = [_summary(log, config) for log in logs]
     if html is not None:
@@ -53,9 +73,10 @@ def _report(
 
 def _summary(log: RunLog, config: AlertConfig | None) -> RunSummary:
     alerts = log.alerts if config is None else None
-    return summarize_run(
+    summary = summarize_run(
         log.name, log.readings, alerts, readings_before=log.readings_before, source=log.source, config=config
     )
+    return dataclasses.replace(summary, format=log.format, claimed_mfu=log.claimed_mfu)
 
 
 def _named_apart(logs: Sequence[RunLog]) -> list[RunLog]:
@@ -74,24 +95,29 @@ def _write(path: Path, write: Callable[[], None]) -> None:
         ) from error
 
 
+def _terminal(text: str) -> str:
+    """Text for a terminal, whatever a log put into it: no markup, no control character."""
+    return escape_markup(printable(text))
+
+
 def _print(summaries: Sequence[RunSummary], html: Path | None) -> None:
     console = Console()
     table = Table(title="Runs side by side" if len(summaries) > 1 else None)
     table.add_column("")
     for summary in summaries:
-        table.add_column(escape(summary.name), overflow="fold")
+        table.add_column(_terminal(summary.name), overflow="fold")
     for title, cells in summary_rows(summaries):
-        table.add_row(title, *map(escape, cells))
+        table.add_row(title, *map(_terminal, cells))
     console.print(table)
     for summary in summaries:
         for incident in summary.incidents:
-            console.print(f"\n[bold]{escape(_heading(summary.name, incident))}[/bold]")
-            console.print(escape(incident.alert.message))
+            console.print(f"\n[bold]{_terminal(_heading(summary.name, incident))}[/bold]")
+            console.print(_terminal(incident.alert.message))
         for change in summary.changes:
-            console.print(f"\n[bold]{escape(summary.name)}, change at step {change.step}[/bold]")
-            console.print(escape(change.message))
+            console.print(f"\n[bold]{_terminal(summary.name)}, change at step {change.step}[/bold]")
+            console.print(_terminal(change.message))
     if html is not None:
-        console.print(f"\nPage with plots: {escape(str(html))}")
+        console.print(f"\nPage with plots: {_terminal(str(html))}")
 
 
 def _heading(name: str, incident: IncidentSummary) -> str:

@@ -12,7 +12,12 @@ __all__ = ["format_hours", "summary_rows"]
 def summary_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
     """One row a figure, one cell a run; rows that no run knows are left out."""
     rows = [(title, [show(summary) for summary in summaries]) for title, show in _ROWS]
-    return [(title, cells) for title, cells in rows if any(cell != _UNKNOWN for cell in cells)]
+    only_ours = not any(summary.format for summary in summaries)
+    return [
+        (title, cells)
+        for title, cells in rows
+        if any(cell != _UNKNOWN for cell in cells) and not (only_ours and title == "Written by")
+    ]
 
 
 _UNKNOWN = "unknown"
@@ -26,6 +31,12 @@ def _amount(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def _gpu_hours(summary: RunSummary) -> str:
+    if summary.format and not summary.wall_s:  # another tool's log without a time
+        return _UNKNOWN
+    return f"{format_hours(summary.gpu_hours)} on {summary.world_size} device{'s' if summary.world_size > 1 else ''}"
+
+
 def format_hours(hours: float | None) -> str:
     """Short runs in seconds: 0.00 hours would say nothing."""
     if hours is None:
@@ -35,6 +46,8 @@ def format_hours(hours: float | None) -> str:
 
 _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
     ("Median MFU", lambda s: _percent(s.median_mfu)),
+    ("MFU as claimed", lambda s: _percent(s.claimed_mfu)),
+    ("Written by", lambda s: s.format or "mfu-monitor"),
     ("Median HFU", lambda s: _percent(s.median_hfu)),
     ("Best window", lambda s: _UNKNOWN if s.best is None else f"{s.best.mfu:.1%} at step {s.best.step}"),
     ("Worst window", lambda s: _UNKNOWN if s.worst is None else f"{s.worst.mfu:.1%} at step {s.worst.step}"),
@@ -42,8 +55,8 @@ _ROWS: tuple[tuple[str, Callable[[RunSummary], str]], ...] = (
     ("Median tokens/s", lambda s: _amount(s.median_tokens_per_s)),
     ("Tokens", lambda s: _amount(s.tokens)),
     ("Steps", lambda s: f"{s.first_step}-{s.last_step}, {s.windows} windows" if s.windows else _UNKNOWN),
-    ("Wall time", lambda s: format_hours(s.wall_s / 3600)),
-    ("GPU-hours", lambda s: f"{format_hours(s.gpu_hours)} on {s.world_size} device{'s' if s.world_size > 1 else ''}"),
+    ("Wall time", lambda s: format_hours(s.wall_s / 3600 if s.wall_s or not s.format else None)),
+    ("GPU-hours", lambda s: _gpu_hours(s)),
     ("Waiting for data", lambda s: format_hours(s.data_wait_gpu_hours)),
     ("Outside of windows", lambda s: _named_hours(s.outside_gpu_hours) or "none"),
     ("Incidents", lambda s: str(len(s.incidents)) + (" (found by replaying the readings)" if s.replayed else "")),

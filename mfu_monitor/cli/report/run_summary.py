@@ -83,6 +83,10 @@ class RunSummary:
     """Waiting for data in all windows, in incidents or not."""
     exactness: tuple[str, ...] = ()
     """Every kind that the readings have: ``"exact"``, ``"lower_bound"``, ``"sampled"``; none where it is not known."""
+    format: str = ""
+    """How a log of another tool was read; empty for ours."""
+    claimed_mfu: float | None = None
+    """The median of what another tool logged as its MFU, by its own convention."""
     replayed: bool = False
     """Whether the alerts were found from the readings now, as the log has none."""
 
