@@ -13,6 +13,8 @@ CONFIRMING_COUNTS = 3
 """Counts that make a kind of step known: the first, the second and an early one drawn at random."""
 CONFIRMING_DRAW = 1 / 8
 """Chance of each step to be that early one."""
+CONFIRMING_GAP = 3
+"""Uncounted steps before that early one, so that a short window keeps a step with a time."""
 MOST_PROVISIONAL_RETRIES = 3
 """A count taken while something compiled is taken again, so often at most: with endless recompiles it never settles."""
 
@@ -56,6 +58,7 @@ class CountSchedule:
         self._signatures = 0
         self._retries = 0
         self._confirmations = 0
+        self._uncounted_in_a_row = 0
 
     def share_with(self, world_size: int) -> None:
         """Divide the budget: each rank counts at moments of its own, and makes the others wait."""
@@ -99,7 +102,9 @@ class CountSchedule:
     def _confirms(self, equal_counts: int) -> bool:
         # As the first steps of signatures, these are free for so many and no more.
         is_free = self._share > 0 and self._confirmations < (CONFIRMING_COUNTS - 1) * FREE_SIGNATURES
-        return is_free and (equal_counts == 1 or self._random.random() < CONFIRMING_DRAW)
+        if not is_free or equal_counts == 1:
+            return is_free
+        return self._uncounted_in_a_row >= CONFIRMING_GAP and self._random.random() < CONFIRMING_DRAW
 
     def _can_pay(self, now_s: float) -> bool:
         assert self._start_s is not None
@@ -114,6 +119,7 @@ class CountSchedule:
     def add_counted(self, seconds: float, *, is_new: bool, has_compiled: bool) -> None:
         """A counted step has ended after so many seconds of the host's clock."""
         self._signatures += is_new
+        self._uncounted_in_a_row = 0
         # The run's first step makes pools, plans and threads that belong to nobody: no measure of what counting costs.
         if not has_compiled and not self._is_warming_up:
             self._counted += 1
@@ -124,6 +130,7 @@ class CountSchedule:
     def add_uncounted(self, seconds: float) -> None:
         """An uncounted step, not compiling, has ended."""
         typical_s = self._typical_s
+        self._uncounted_in_a_row += 1
         if typical_s is None:
             self._typical_s = seconds
             self._plan()

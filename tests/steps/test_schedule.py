@@ -112,3 +112,35 @@ def test_the_second_step_of_a_kind_and_an_early_random_one_are_counted(seed: int
             schedule.add_uncounted(0.1)
     assert counted[:2] == [0, 1]
     assert len(counted) == 3
+
+
+def counted_steps(seed: int, steps: int = 200) -> list[int]:
+    """Numbers of the counted steps of one kind, all counts equal; steps take no time, so the budget pays for none."""
+    schedule, counted = CountSchedule(max_overhead=0.002, seed=seed), []
+    for step in range(steps):
+        known, equal = bool(counted), min(len(counted), 3)
+        if schedule.wants_count(is_known=known, is_provisional=False, now_s=0.0, equal_counts=equal if known else 0):
+            counted.append(step)
+            schedule.add_counted(0.01, is_new=not known, has_compiled=False)
+        else:
+            schedule.add_uncounted(0.001)
+    return counted
+
+
+def test_a_kind_is_confirmed_by_its_second_step_and_an_early_random_one() -> None:
+    drawn = [counted_steps(seed) for seed in range(200)]
+    assert all(counted[:2] == [0, 1] and len(counted) == 3 for counted in drawn)
+    thirds = [counted[2] for counted in drawn]
+    # Three steps are left with their time before it; then each is drawn with a chance of an eighth.
+    assert min(thirds) == 5
+    assert len(set(thirds)) > 10
+    assert abs(sum(thirds) / len(thirds) - (5 + 7)) < 2.5  # the mean of seven misses, and its spread over 200 draws
+
+
+def test_without_a_budget_nothing_is_confirmed() -> None:
+    schedule = CountSchedule(max_overhead=0.0, seed=0)
+    assert schedule.wants_count(is_known=False, is_provisional=False, now_s=0.0)
+    schedule.add_counted(0.01, is_new=True, has_compiled=False)
+    assert not any(
+        schedule.wants_count(is_known=True, is_provisional=False, now_s=0.0, equal_counts=1) for _ in range(50)
+    )
