@@ -88,7 +88,8 @@ class StepCounter:
         self._every_step = count == "every_step"
         self._make_counter = counter_factory or _flop_counter_factory(count_no_grad_as_model)
         self._compile_counter = compile_counter
-        self._schedule = CountSchedule(max_overhead=max_overhead, every_step=self._every_step)
+        # One seed for all ranks and runs: a run made again counts the same steps.
+        self._schedule = CountSchedule(max_overhead=max_overhead, every_step=self._every_step, seed=0)
         self._tokens_function = resolve_tokens_function(tokens)
         self._trainable = TrainableParameters(model)
         self._padding = PaddingCounter() if count_padding else None
