@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import math
@@ -49,6 +50,9 @@ def _callback_bases() -> tuple[type, ...]:
 
 
 _Callback: Any = type("_Callback", _callback_bases(), {})
+
+
+_CONFIG_FIELDS = frozenset(field.name for field in dataclasses.fields(MonitorConfig))
 
 
 class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends on what is installed
@@ -121,32 +125,9 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         price_per_device_hour: float | None = None,
         tensorboard_layout: bool = True,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in _CONFIG_FIELDS}
         super().__init__()
-        self.config = MonitorConfig(
-            log_every_n_steps=log_every_n_steps,
-            peak=peak,
-            tokens=tokens,
-            count_padding=count_padding,
-            convention=convention,
-            count=count,
-            max_overhead=max_overhead,
-            count_no_grad_as_model=count_no_grad_as_model,
-            names=names,
-            tensorboard=tensorboard,
-            console=console,
-            jsonl=jsonl,
-            device=device,
-            on_impossible=on_impossible,
-            flops_per_batch=flops_per_batch,
-            use_flops_per_batch=use_flops_per_batch,
-            promised_precision=promised_precision,
-            alerts=alerts,
-            webhook=webhook,
-            on_alert=on_alert,
-            stop_on_alert=stop_on_alert,
-            total_steps=total_steps,
-            price_per_device_hour=price_per_device_hour,
-        )
+        self.config = MonitorConfig(**given)
         self.tensorboard_layout = tensorboard_layout
         self.monitor: Monitor | None = None
         self._state: dict[str, Any] = {}

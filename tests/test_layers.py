@@ -187,6 +187,17 @@ def test_at_most_eighteen_rooms_and_none_is_private() -> None:
     assert not [room for room in rooms if str(room).startswith("_")]
 
 
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    long = [
+        f"{name}.{node.name}: {lines} lines"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > 60
+    ]
+    assert long == []
+
+
 def test_no_two_files_have_one_name() -> None:
     files = Counter(path.name for path in MODULES.values() if path.name != "__init__.py")
     assert [name for name, count in files.items() if count > 1] == []

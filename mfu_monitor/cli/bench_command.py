@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mfu_monitor.cli.options import Command
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.gemm_sweep import (
     BenchReport,
@@ -30,9 +31,11 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
-    @app.command("bench")
+    @app.command("bench", cls=Command)
     def bench(
-        device: Annotated[str | None, typer.Option(help="cuda:0, cpu, ...; the accelerator if there is one.")] = None,
+        gpu: Annotated[
+            str | None, typer.Option("--gpu", "--device", help="cuda:0, cpu, ...; the accelerator if there is one.")
+        ] = None,
         precision: Annotated[
             list[str] | None, typer.Option(help="Precision to measure, may be repeated; all usual ones by default.")
         ] = None,
@@ -45,7 +48,7 @@ def register(app: typer.Typer) -> None:
         """Measure the achievable peak: the best product by precision over many shapes, and the streaming bandwidth."""
         try:
             _check_can_write(output)
-            report = _run(device or _default_device(), precision, seconds=seconds)
+            report = _run(gpu or _default_device(), precision, seconds=seconds)
             write_report(report, output)
         except ConfigurationError as error:
             typer.echo(f"mfu-monitor bench: {error}", err=True)

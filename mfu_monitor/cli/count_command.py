@@ -16,6 +16,7 @@ from mfu_monitor.cli.crosscheck import Comparison, compare
 from mfu_monitor.cli.devices import find_device
 from mfu_monitor.cli.meta_step import count_step
 from mfu_monitor.cli.models import LoadedModel, load_model
+from mfu_monitor.cli.options import JSON, add_command
 from mfu_monitor.cli.units import format_quantity
 from mfu_monitor.counting.step_record import OpRecord, StepRecord
 from mfu_monitor.errors import ConfigurationError
@@ -54,45 +55,57 @@ class ModuleRow:
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
-    @app.command("count")
-    def count(
-        model: Annotated[
-            str,
-            typer.Argument(help="package.module:factory, or a Hugging Face config.json or the folder that holds it."),
-        ],
-        batch_size: Annotated[int, typer.Option(min=1, help="Sequences or samples of a batch.")] = 1,
-        sequence_length: Annotated[
-            int | None, typer.Option(min=1, help="Tokens of a sequence; default 2048 or the model's limit.")
-        ] = None,
-        shape: Annotated[
-            list[str] | None, typer.Option(help="An input of a factory's model: 2x3x224x224, 2x128:int64. Repeat.")
-        ] = None,
-        dtype: Annotated[str | None, typer.Option(help=f"Of the parameters: {', '.join(DTYPES)}.")] = None,
-        forward_only: Annotated[bool, typer.Option("--forward-only", help="Inference: no backward.")] = False,
-        depth: Annotated[int, typer.Option(min=0, help="Levels of modules to show.")] = 5,
-        expand: Annotated[bool, typer.Option("--expand", help="Show every layer by itself.")] = False,
-        device: Annotated[
-            str | None, typer.Option(help="Say which modules are bound by compute or by memory on it: 'H100 SXM'.")
-        ] = None,
-        crosscheck: Annotated[
-            bool, typer.Option("--crosscheck", help="Beside fvcore x 2 and 6ND, with the reason for each difference.")
-        ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """FLOPs of a model by module: exact, from shapes alone; no weights are made and nothing is computed."""
-        if crosscheck and forward_only:
-            raise ConfigurationError("--crosscheck compares a training step, 6ND being one; leave --forward-only out.")
-        peak = find_device(device) if device else None
-        loaded = load_model(
-            model, batch_size=batch_size, sequence_length=sequence_length, shapes=shape, dtype=_dtype(dtype)
-        )
-        record = count_step(loaded.module, loaded.arguments, loaded.keywords, training=not forward_only)
-        comparisons = compare(loaded, record) if crosscheck else []
-        rows = module_rows(loaded, record, depth=depth, expand=expand, peak=peak)
-        if as_json:
-            typer.echo(json.dumps(_as_dict(loaded, record, rows, comparisons), indent=1))
-        else:
-            _print(loaded, record, rows, comparisons, has_device=peak is not None)
+    add_command(app, "count", CountOptions, _count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOptions:
+    """What the command line gave."""
+
+    model: Annotated[
+        str, typer.Argument(help="package.module:factory, or a Hugging Face config.json or the folder that holds it.")
+    ]
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences or samples of a batch.")] = 1
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence; default 2048 or the model's limit.")
+    ] = None
+    shape: Annotated[
+        list[str] | None, typer.Option(help="An input of a factory's model: 2x3x224x224, 2x128:int64. Repeat.")
+    ] = None
+    precision: Annotated[
+        str | None, typer.Option("--precision", "--dtype", help=f"Of the parameters: {', '.join(DTYPES)}.")
+    ] = None
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Inference: no backward.")] = False
+    depth: Annotated[int, typer.Option(min=0, help="Levels of modules to show.")] = 5
+    expand: Annotated[bool, typer.Option("--expand", help="Show every layer by itself.")] = False
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", "--device", help="Say which modules are bound by compute or by memory on it: 'H100 SXM'."
+        ),
+    ] = None
+    crosscheck: Annotated[
+        bool, typer.Option("--crosscheck", help="Beside fvcore x 2 and 6ND, with the reason for each difference.")
+    ] = False
+    as_json: JSON = False
+
+
+def _count(given: CountOptions) -> None:
+    """FLOPs of a model by module: exact, from shapes alone; no weights are made and nothing is computed."""
+    if given.crosscheck and given.forward_only:
+        raise ConfigurationError("--crosscheck compares a training step, 6ND being one; leave --forward-only out.")
+    peak = find_device(given.gpu) if given.gpu else None
+    loaded = load_model(
+        given.model, batch_size=given.batch_size, sequence_length=given.sequence_length, shapes=given.shape,
+        dtype=_dtype(given.precision),
+    )  # fmt: skip
+    record = count_step(loaded.module, loaded.arguments, loaded.keywords, training=not given.forward_only)
+    comparisons = compare(loaded, record) if given.crosscheck else []
+    rows = module_rows(loaded, record, depth=given.depth, expand=given.expand, peak=peak)
+    if given.as_json:
+        typer.echo(json.dumps(_as_dict(loaded, record, rows, comparisons), indent=1))
+    else:
+        _print(loaded, record, rows, comparisons, has_device=peak is not None)
 
 
 def _dtype(name: str | None) -> Any:
@@ -100,7 +113,7 @@ def _dtype(name: str | None) -> Any:
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     if name is not None and name not in dtypes:
-        raise ConfigurationError(f"--dtype {name!r} is not known; expected one of {', '.join(DTYPES)}.")
+        raise ConfigurationError(f"--precision {name!r} is not known; expected one of {', '.join(DTYPES)}.")
     return dtypes.get(name) if name else None
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.hardware.detect import device_peak
+from mfu_monitor.hardware.detect import look_up_peak, properties_of
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import rows_by_product
-from mfu_monitor.hardware.precision import PRECISIONS
-from mfu_monitor.hardware.table import PeakRow, nearest_names
+from mfu_monitor.hardware.table import nearest_names
 
 __all__ = ["find_device", "override_peak"]
 
-_PRODUCTS_SHOWN = 6
 # Above these a figure was given in FLOP/s or bytes/s: no device of the table has a thousandth of them.
 _MOST_TFLOPS = 1e8
 _MOST_TB_S = 1e6
@@ -25,7 +21,7 @@ def find_device(
     *,
     precision: str | None = None,
     needs_bandwidth: bool = False,
-    option: str = "--device",
+    option: str = "--gpu",
     instead: str | None = None,
 ) -> DevicePeak:
     """The peak of a device by the driver's name, a key of the table, or the words of a product name.
@@ -47,8 +43,15 @@ def find_device(
         >>> find_device("H100 SXM", precision="bf16").flops_per_s("bf16")
         989400000000000.0
     """
-    exact = device_peak(name, warn=False)
-    peak = exact or _merged(name, _rows_named(name, option, instead))
+    peak, reason = look_up_peak(properties_of(name))
+    if peak is None:
+        near = nearest_names(name)
+        hint = f". Nearest names: {', '.join(near)}" if near else ""
+        way_out = f"; for another device give {instead}" if instead else ""
+        raise ConfigurationError(
+            f"{option} {name!r} is not in the table of peaks: {reason}{hint}. `mfu-monitor peaks` lists all of them"
+            f"{way_out}"
+        )
     if precision is not None and peak.flops_per_s(precision) is None:
         raise ConfigurationError(f"{option} {name!r}: {_missing(peak, precision)}")
     if needs_bandwidth and peak.bytes_per_s is None:
@@ -73,50 +76,6 @@ def override_peak(
     if bandwidth_tb_s is not None:
         base = dataclasses.replace(base, bytes_per_s=bandwidth_tb_s * 1e12)
     return base
-
-
-def _rows_named(name: str, option: str, instead: str | None) -> list[PeakRow]:
-    rows = rows_by_product(name)
-    if not rows:
-        near = nearest_names(name)
-        hint = f"; nearest names: {', '.join(near)}" if near else ""
-        way_out = f"; for another device give {instead}" if instead else ""
-        raise ConfigurationError(
-            f"{option} {name!r} is no device in the table{hint}. `mfu-monitor peaks` lists all of them{way_out}"
-        )
-    return rows
-
-
-def _merged(name: str, rows: list[PeakRow]) -> DevicePeak:
-    """What all products of that name agree on."""
-    first, rates = rows[0], [row.flops_per_s_by_precision() for row in rows]
-    agreed = {p: rate for p, rate in rates[0].items() if all(other.get(p) == rate for other in rates)}
-    bandwidths = {row.bytes_per_s for row in rows}
-    products = _products(rows)
-    choose = f"the products of that name differ, choose one of: {products}"
-    differing = {precision for other in rates for precision in other} - set(agreed)
-    one = len(rows) == 1
-    return DevicePeak(
-        device_name=first.label if one else name,
-        flops_per_s_by_precision=agreed,
-        bytes_per_s=bandwidths.pop() if len(bandwidths) == 1 else None,
-        source=f"table: {first.source}",
-        confidence=first.confidence if one else "",
-        max_clock_ratio=first.max_clock_ratio if one else None,
-        notes=() if one else (f"what these have in common: {products}",),
-        key=first.key if one else "",
-        sparse_flops_per_s_by_precision=first.sparse_flops_per_s_by_precision() if one else {},
-        missing_reason_by_precision={
-            **{precision: first.missing_reason(precision) for precision in PRECISIONS if precision not in agreed},
-            **dict.fromkeys(differing, choose),
-        },
-    )
-
-
-def _products(rows: Iterable[PeakRow]) -> str:
-    names = [row.label for row in rows]
-    more = f" and {len(names) - _PRODUCTS_SHOWN} more" if len(names) > _PRODUCTS_SHOWN else ""
-    return ", ".join(names[:_PRODUCTS_SHOWN]) + more
 
 
 def _missing(peak: DevicePeak, precision: str | None) -> str:

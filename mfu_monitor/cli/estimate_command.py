@@ -4,110 +4,98 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from mfu_monitor.checks.limits import SUSPICIOUS_NOTE
 from mfu_monitor.cli.devices import find_device, override_peak
-from mfu_monitor.cli.units import count_parser, format_quantity, fraction_parser, quantity_parser
+from mfu_monitor.cli.options import GPU, JSON, PRECISION, active_parameters, add_command, count, quantity, share
+from mfu_monitor.cli.units import format_quantity
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.insights.planning import AttentionShape, Plan, format_duration, plan_training, training_flops
 
 __all__ = ["register"]
 
-_HIGH_MFU = 0.60
-"""Dense training above this is rare even in published runs (Llama 3 405B: 0.38 to 0.43, https://arxiv.org/abs/2407.21783,
-table 4; PaLM 540B: 0.462, https://arxiv.org/abs/2204.02311, table 3), so a plan that needs more is told so."""
-
 _SECONDS_PER_DAY = 86400.0
 _CONVENTIONS = ("exact", "palm")
 
 
-def _quantity(flag: str, text: str, metavar: str = "N") -> Any:
-    return typer.Option(flag, parser=quantity_parser(flag), metavar=metavar, help=text)
-
-
-def _count(flag: str, text: str) -> Any:
-    return typer.Option(flag, parser=count_parser(flag), metavar="N", help=text)
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("estimate")(_estimate)
+    add_command(app, "estimate", EstimateOptions, _estimate)
 
 
-def _estimate(
-    tokens: Annotated[float, _quantity("--tokens", "Tokens seen in training: 15T.")],
-    parameters: Annotated[float | None, _quantity("--parameters", "Parameters of a dense model: 70B.")] = None,
-    active_parameters: Annotated[
-        float | None, _quantity("--active-parameters", "Mixture of experts: parameters that work on each token: 37B.")
-    ] = None,
-    device: Annotated[str | None, typer.Option("--device", help='Such as "H100 SXM"; see `mfu-monitor peaks`.')] = None,
-    precision: Annotated[str, typer.Option("--precision", help="bf16, fp16, fp8, fp32, tf32.")] = "bf16",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions:
+    """What the command line gave."""
+
+    tokens: Annotated[float, quantity("--tokens", "Tokens seen in training: 15T.")]
+    params: Annotated[float | None, quantity("--params", "Parameters of a dense model: 70B.", "--parameters")] = None
+    active_params: Annotated[
+        float | None,
+        quantity(
+            "--active-params", "Mixture of experts: parameters that work on each token: 37B.", "--active-parameters"
+        ),
+    ] = None
+    gpu: GPU = None
+    precision: PRECISION = "bf16"
     peak_tflops: Annotated[
-        float | None, _quantity("--peak-tflops", "Dense TFLOP/s of one device instead of the table's: 989.", "X")
-    ] = None,
-    mfu: Annotated[
-        float | None, typer.Option("--mfu", parser=fraction_parser("--mfu"), metavar="X", help="Fraction: 0.40 or 40%.")
-    ] = None,
-    devices: Annotated[int | None, _count("--devices", "How many devices work on it.")] = None,
-    days: Annotated[float | None, _quantity("--days", "Deadline in days.", "X")] = None,
-    price: Annotated[float | None, _quantity("--price", "Price of one device for one hour.", "X")] = None,
-    tokens_done: Annotated[float | None, _quantity("--tokens-done", "Already trained; plans only the rest.")] = None,
-    layers: Annotated[int | None, _count("--layers", "For the attention term: layers.")] = None,
-    width: Annotated[int | None, _count("--width", "For the attention term: query heads x head width.")] = None,
-    sequence_length: Annotated[int | None, _count("--sequence-length", "For the attention term: tokens.")] = None,
+        float | None, quantity("--peak-tflops", "Dense TFLOP/s of one device instead of the table's: 989.")
+    ] = None
+    mfu: Annotated[float | None, share("--mfu", "Fraction: 0.40 or 40%.")] = None
+    gpus: Annotated[int | None, count("--gpus", "How many devices work on it.", "--devices")] = None
+    days: Annotated[float | None, quantity("--days", "Deadline in days.")] = None
+    price: Annotated[float | None, quantity("--price", "Price of one device for one hour.")] = None
+    tokens_done: Annotated[float | None, quantity("--tokens-done", "Already trained; plans only the rest.")] = None
+    layers: Annotated[int | None, count("--layers", "For the attention term: layers.")] = None
+    width: Annotated[int | None, count("--width", "For the attention term: query heads x head width.")] = None
+    sequence_length: Annotated[int | None, count("--sequence-length", "For the attention term: tokens.")] = None
     convention: Annotated[
         str, typer.Option("--convention", help="exact: causal pairs only; palm: attention's full square.")
-    ] = "exact",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+    ] = "exact"
+    as_json: JSON = False
+
+
+def _estimate(given: EstimateOptions) -> None:
     """FLOPs, GPU-hours, days and cost of a training run; or the devices for a deadline; or the MFU it needs.
 
-    Give --mfu and --devices for the wall-clock time, --mfu and --days for the number of devices, or --devices and
-    --days for the MFU that would be needed.
+    Give --mfu and --gpus for the wall-clock time, --mfu and --days for the number of devices, or --gpus and --days for
+    the MFU that would be needed.
     """
-    peak = _peak(device, precision, peak_tflops)
-    attention = _attention(layers, width, sequence_length, convention)
-    flops = training_flops(_active(parameters, active_parameters), _tokens_left(tokens, tokens_done), attention)
+    peak = _peak(given.gpu, given.precision, given.peak_tflops)
+    attention = _attention(given.layers, given.width, given.sequence_length, given.convention)
+    parameters = active_parameters(given.params, given.active_params)
+    if parameters is None:
+        raise ConfigurationError(
+            "give --params (such as 70B), or --active-params for a mixture of experts (such as 37B)"
+        )
     plan = plan_training(
-        flops,
-        peak.flops_per_s(precision) or 0.0,
-        mfu=mfu,
-        devices=devices,
-        deadline_s=None if days is None else days * _SECONDS_PER_DAY,
-        price_per_device_hour=price,
+        training_flops(parameters, _tokens_left(given.tokens, given.tokens_done), attention),
+        peak.flops_per_s(given.precision) or 0.0,
+        mfu=given.mfu,
+        devices=given.gpus,
+        deadline_s=None if given.days is None else given.days * _SECONDS_PER_DAY,
+        price_per_device_hour=given.price,
     )
-    notes = _notes(plan, peak, attention, asked_for_mfu=mfu is None)
-    if as_json:
-        print(json.dumps(_as_dict(plan, peak, precision, notes)))
+    notes = _notes(plan, peak, attention, asked_for_mfu=given.mfu is None)
+    if given.as_json:
+        print(json.dumps(_as_dict(plan, peak, given.precision, notes)))
     else:
-        _print(plan, peak, precision, notes)
+        _print(plan, peak, given.precision, notes)
 
 
 def _peak(device: str | None, precision: str, peak_tflops: float | None) -> DevicePeak:
     if peak_tflops is None:
         if device is None:
-            raise ConfigurationError('give --device (such as "H100 SXM") or --peak-tflops (dense, such as 989.4)')
+            raise ConfigurationError('give --gpu (such as "H100 SXM") or --peak-tflops (dense, such as 989.4)')
         return find_device(device, precision=precision, instead="--peak-tflops 989 (dense)")
     known = None if device is None else find_device(device)
     return override_peak(known, precision=precision, peak_tflops=peak_tflops, bandwidth_tb_s=None)
-
-
-def _active(parameters: float | None, active_parameters: float | None) -> float:
-    if parameters is None and active_parameters is None:
-        raise ConfigurationError(
-            "give --parameters (such as 70B), or --active-parameters for a mixture of experts (such as 37B)"
-        )
-    if parameters is not None and active_parameters is not None and active_parameters > parameters:
-        raise ConfigurationError(
-            f"--active-parameters is {format_quantity(active_parameters)} of --parameters "
-            f"{format_quantity(parameters)}; expected at most as many: those that work on each token"
-        )
-    return active_parameters or parameters or 0.0
 
 
 def _tokens_left(tokens: float, done: float | None) -> float:
@@ -136,7 +124,7 @@ def _notes(plan: Plan, peak: DevicePeak, attention: AttentionShape | None, *, as
     notes = [] if attention else ["without the attention term (give --layers, --width and --sequence-length)"]
     if not plan.is_possible:
         notes.append(f"impossible: this needs {plan.mfu:.0%} of the peak; take more devices or more days")
-    elif asked_for_mfu and plan.mfu > _HIGH_MFU:
+    elif asked_for_mfu and plan.mfu > SUSPICIOUS_NOTE:
         notes.append(f"an MFU of {plan.mfu:.0%} is above what published training runs reach")
     if peak.confidence == "low":
         notes.append("the peak of this device is known with low confidence only")

@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mfu_monitor.cli.options import Command
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.cpu import CpuPeakRange, cpu_peak_range, read_cpu
-from mfu_monitor.hardware.detect import device_peak, properties_of
+from mfu_monitor.hardware.detect import look_up_peak, properties_of
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import find_row, rows_by_name, rows_by_product
+from mfu_monitor.hardware.lookup import find_row
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table, nearest_names
@@ -35,10 +36,14 @@ blank cell means that the part has no such unit or that no figure was found: no 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
-    @app.command("peaks")
+    @app.command("peaks", cls=Command)
     def peaks(
         name: Annotated[
-            str | None, typer.Argument(help="Device name as the driver reports it, a key, or cuda:0 / cpu. None: all.")
+            str | None,
+            typer.Argument(help="A device by product, driver's name or key, or cuda:0 / cpu. None: all."),
+        ] = None,
+        gpu: Annotated[
+            str | None, typer.Option("--gpu", "--device", help="The same, as other commands take it.")
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
         markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole table as a Markdown page.")] = False,
@@ -52,7 +57,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Dense peaks of a device: the row of the table, its source, ridge points; without a name, the whole table."""
         try:
-            _run(name, as_json=as_json, markdown=markdown, sm_count=sm_count, devices=devices)
+            _run(name or gpu, as_json=as_json, markdown=markdown, sm_count=sm_count, devices=devices)
         except ConfigurationError as error:
             _fail(str(error))
 
@@ -103,12 +108,12 @@ def _print_one(name: str, *, as_json: bool, sm_count: int | None, devices: Path 
         _print_cpu(cpu_peak_range(read_cpu()), as_json=as_json)
         return
     asked = DeviceProperties(name=found.name, sm_count=sm_count) if sm_count is not None else found
-    peak = device_peak(asked, custom_devices=devices, warn=False)
-    shared = rows_by_name(found.name)
-    if peak is None and len(shared) > 1:
+    peak, reason = look_up_peak(asked, devices)
+    is_of_table = peak is None or peak.confidence != "user"
+    if is_of_table and len(shared := find_row(asked).candidates) > 1:
         _print_shared(name, shared, as_json=as_json)
     elif peak is None:
-        _fail(_unknown_text(name, find_row(asked).reason))
+        _fail(_unknown_text(name, reason))
     elif as_json:
         typer.echo(json.dumps(_peak_to_dict(peak), indent=1))
     else:
@@ -234,10 +239,8 @@ def markdown_page() -> str:
 def _unknown_text(name: str, reason: str) -> str:
     near = nearest_names(name)
     names = f"\nnearest names: {', '.join(near)}" if near else ""
-    keys = [row.key for row in rows_by_product(name)]
-    products = f"\nproducts of that name, by the keys to ask for them: {', '.join(keys)}" if keys else ""
     return (
-        f"no dense peak is known for {name!r}: {reason}.{names}{products}\n"
+        f"no dense peak is known for {name!r}: {reason}.{names}\n"
         f"what to do: measure it on the device (`mfu-monitor bench`, or peak='measure'), give a number "
         f"(peak={{'bf16': 989.4e12}}), derive it (peak='derive'), or add it in a YAML file "
         f"(configs/custom_device.yaml, --devices FILE)."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +16,7 @@ from rich.table import Table
 
 from mfu_monitor.cli.devices import find_device, override_peak
 from mfu_monitor.cli.kernels import BYTES_PER_ELEMENT, ELEMENTWISE, Kernel, attention, elementwise, matmul
-from mfu_monitor.cli.units import count_parser, quantity_parser
+from mfu_monitor.cli.options import GPU, JSON, add_command, count, quantity
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.insights.roofline import RooflinePoint
@@ -22,34 +24,51 @@ from mfu_monitor.insights.roofline import RooflinePoint
 __all__ = ["register"]
 
 
-def _count(*flags: str, text: str) -> Any:
-    return typer.Option(*flags, parser=count_parser(flags[0]), metavar="N", help=text)
+@dataclass(frozen=True, kw_only=True)
+class RooflineOptions:
+    """The device, by the table or by hand."""
+
+    gpu: GPU = None
+    precision: Annotated[
+        str, typer.Option("--precision", "--dtype", help=f"One of {', '.join(BYTES_PER_ELEMENT)}.")
+    ] = "bf16"
+    peak_tflops: Annotated[float | None, quantity("--peak-tflops", "Dense, instead of the table's: 989.")] = None
+    bandwidth_tb_s: Annotated[float | None, quantity("--bandwidth-tb-s", "Instead of the table's: 3.35.")] = None
+    as_json: JSON = False
 
 
-_Device = Annotated[str | None, typer.Option("--device", help='Such as "H100 SXM"; see `mfu-monitor peaks`.')]
-_Dtype = Annotated[str, typer.Option("--dtype", help=f"One of {', '.join(BYTES_PER_ELEMENT)}.")]
-_PeakTflops = Annotated[
-    float | None,
-    typer.Option(
-        "--peak-tflops",
-        parser=quantity_parser("--peak-tflops"),
-        metavar="X",
-        help="Dense, instead of the table's: 989.",
-    ),
-]
-_Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        "--bandwidth-tb-s",
-        parser=quantity_parser("--bandwidth-tb-s"),
-        metavar="X",
-        help="Instead of the table's: 3.35.",
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+@dataclass(frozen=True, kw_only=True)
+class MatmulOptions(RooflineOptions):
+    """Sizes of (M, K) x (K, N)."""
+
+    m: Annotated[list[int], count("--m", "Rows of the left operand; repeat for several.", "-m")]
+    n: Annotated[int, count("--n", "Columns of the right operand.", "-n")]
+    k: Annotated[int, count("--k", "The inner size.", "-k")]
+    batch: Annotated[int, count("--batch", "Independent products.")] = 1
+    output_dtype: Annotated[
+        str | None, typer.Option("--output-dtype", help="Default: the operands'; bf16 for fp8.")
+    ] = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(RooflineOptions):
+    """Sizes of one attention call."""
+
+    sequence_length: Annotated[int, count("--sequence-length", "Queries and keys of each head.")]
+    head_width: Annotated[int, count("--head-width", "Elements of a head.")] = 128
+    heads: Annotated[int, count("--heads", "Query heads.")] = 1
+    batch: Annotated[int, count("--batch", "Sequences.")] = 1
+    causal: Annotated[bool, typer.Option("--causal", help="Flash attention skips the masked half.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseOptions(RooflineOptions):
+    """The size of one elementwise kernel."""
+
+    elements: Annotated[int, count("--elements", "Elements of one tensor.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """One line of the table; a group of kernels that run one after the other adds up their times."""
 
@@ -65,25 +84,20 @@ class _Row:
 def register(app: typer.Typer) -> None:
     """Add the command and its kernels to the application."""
     group = typer.Typer(help="What a kernel can reach on a device: intensity, bound, ideal time.", no_args_is_help=True)
-    group.command("ridge")(_ridge)
-    group.command("matmul")(_matmul)
-    group.command("attention")(_attention)
+    add_command(group, "ridge", RooflineOptions, _ridge)
+    add_command(group, "matmul", MatmulOptions, _matmul)
+    add_command(group, "attention", AttentionOptions, _attention)
     for name, kind in ELEMENTWISE.items():
-        group.command(name, help=f"{name}: {kind.operations} operations an element ({kind.source}).")(_of(name))
+        text = f"{name}: {kind.operations} operations an element ({kind.source})."
+        add_command(group, name, ElementwiseOptions, functools.partial(_elementwise, name), help=text)
     app.add_typer(group, name="roofline")
 
 
-def _ridge(
-    device: _Device = None,
-    peak_tflops: _PeakTflops = None,
-    bandwidth_tb_s: _Bandwidth = None,
-    dtype: _Dtype = "bf16",
-    as_json: _Json = False,
-) -> None:
+def _ridge(given: RooflineOptions) -> None:
     """The ridge points of a device: FLOP per byte above which a kernel is bound by compute."""
-    peak = _peak(device, dtype, peak_tflops, bandwidth_tb_s)
+    peak = _peak(given)
     ridges = {p: ridge for p in peak.flops_per_s_by_precision if (ridge := peak.ridge_point(p)) is not None}
-    if as_json:
+    if given.as_json:
         print(json.dumps({"device": peak.device_name, "ridge_points": ridges}))
         return
     table = Table("precision", "peak TFLOP/s", "ridge FLOP/B", box=None, pad_edge=False)
@@ -93,94 +107,53 @@ def _ridge(
     _console().print(table)
 
 
-def _matmul(
-    m: Annotated[list[int], _count("--m", "-m", text="Rows of the left operand; repeat for several.")],
-    n: Annotated[int, _count("--n", "-n", text="Columns of the right operand.")],
-    k: Annotated[int, _count("--k", "-k", text="The inner size.")],
-    batch: Annotated[int, _count("--batch", text="Independent products.")] = 1,
-    output_dtype: Annotated[
-        str | None, typer.Option("--output-dtype", help="Default: the operands'; bf16 for fp8.")
-    ] = None,
-    device: _Device = None,
-    dtype: _Dtype = "bf16",
-    peak_tflops: _PeakTflops = None,
-    bandwidth_tb_s: _Bandwidth = None,
-    as_json: _Json = False,
-) -> None:
+def _matmul(given: MatmulOptions) -> None:
     """A matrix product (M, K) x (K, N)."""
-    kernels = [matmul(rows, n, k, dtype, batch=batch, output_dtype=output_dtype) for rows in m]
-    _show({kernel.label: (kernel,) for kernel in kernels}, device, dtype, peak_tflops, bandwidth_tb_s, as_json=as_json)
+    sizes = {"batch": given.batch, "output_dtype": given.output_dtype}
+    kernels = [matmul(rows, given.n, given.k, given.precision, **sizes) for rows in given.m]  # type: ignore[arg-type]
+    _show({kernel.label: (kernel,) for kernel in kernels}, given)
 
 
-def _attention(
-    sequence_length: Annotated[int, _count("--sequence-length", text="Queries and keys of each head.")],
-    head_width: Annotated[int, _count("--head-width", text="Elements of a head.")] = 128,
-    heads: Annotated[int, _count("--heads", text="Query heads.")] = 1,
-    batch: Annotated[int, _count("--batch", text="Sequences.")] = 1,
-    causal: Annotated[bool, typer.Option("--causal", help="Flash attention skips the masked half.")] = False,
-    device: _Device = None,
-    dtype: _Dtype = "bf16",
-    peak_tflops: _PeakTflops = None,
-    bandwidth_tb_s: _Bandwidth = None,
-    as_json: _Json = False,
-) -> None:
+def _attention(given: AttentionOptions) -> None:
     """Forward attention: flash against scores and weights written to memory."""
-    ways = attention(sequence_length, head_width, dtype, heads=heads, batch=batch, causal=causal)
+    ways = attention(
+        given.sequence_length, given.head_width, given.precision,
+        heads=given.heads, batch=given.batch, causal=given.causal,
+    )  # fmt: skip
     parts = dict(zip(("  scores", "  softmax", "  values"), ways["materialised"], strict=True))
-    groups = {"flash": ways["flash"], "materialised": ways["materialised"], **{k: (v,) for k, v in parts.items()}}
-    _show(groups, device, dtype, peak_tflops, bandwidth_tb_s, as_json=as_json)
+    _show({"flash": ways["flash"], "materialised": ways["materialised"], **{k: (v,) for k, v in parts.items()}}, given)
 
 
-def _of(name: str) -> Callable[..., None]:
-    def command(
-        elements: Annotated[int, _count("--elements", text="Elements of one tensor.")],
-        device: _Device = None,
-        dtype: _Dtype = "bf16",
-        peak_tflops: _PeakTflops = None,
-        bandwidth_tb_s: _Bandwidth = None,
-        as_json: _Json = False,
-    ) -> None:
-        kernel = elementwise(name, elements, dtype)
-        _show({kernel.label: (kernel,)}, device, dtype, peak_tflops, bandwidth_tb_s, as_json=as_json)
-
-    return command
+def _elementwise(name: str, given: ElementwiseOptions) -> None:
+    kernel = elementwise(name, given.elements, given.precision)
+    _show({kernel.label: (kernel,)}, given)
 
 
-def _show(
-    groups: dict[str, tuple[Kernel, ...]],
-    device: str | None,
-    dtype: str,
-    peak_tflops: float | None,
-    bandwidth_tb_s: float | None,
-    *,
-    as_json: bool,
-) -> None:
-    peak = _peak(device, dtype, peak_tflops, bandwidth_tb_s)
-    rows = [_row(label, [_point(kernel, peak, dtype) for kernel in kernels]) for label, kernels in groups.items()]
-    if as_json:
-        header = {"device": peak.device_name, "dtype": dtype, "ridge_point": peak.ridge_point(dtype)}
+def _show(groups: dict[str, tuple[Kernel, ...]], given: RooflineOptions) -> None:
+    peak, precision = _peak(given), given.precision
+    rows = [_row(label, [_point(kernel, peak, precision) for kernel in kernels]) for label, kernels in groups.items()]
+    if given.as_json:
+        header = {"device": peak.device_name, "dtype": precision, "ridge_point": peak.ridge_point(precision)}
         print(json.dumps({**header, "kernels": [dataclasses.asdict(row) for row in rows]}))
     else:
-        _print(rows, peak, dtype)
+        _print(rows, peak, precision)
 
 
-def _peak(device: str | None, dtype: str, peak_tflops: float | None, bandwidth_tb_s: float | None) -> DevicePeak:
-    if dtype not in BYTES_PER_ELEMENT:
-        raise ConfigurationError(f"--dtype is {dtype!r}; expected one of {', '.join(BYTES_PER_ELEMENT)}")
-    if device is None and (peak_tflops is None or bandwidth_tb_s is None):
-        raise ConfigurationError(
-            'give --device (such as "H100 SXM"), or both --peak-tflops (dense) and --bandwidth-tb-s'
-        )
+def _peak(given: RooflineOptions) -> DevicePeak:
+    tflops, bandwidth = given.peak_tflops, given.bandwidth_tb_s
+    if given.precision not in BYTES_PER_ELEMENT:
+        raise ConfigurationError(f"--precision is {given.precision!r}; expected one of {', '.join(BYTES_PER_ELEMENT)}")
+    if given.gpu is None and (tflops is None or bandwidth is None):
+        raise ConfigurationError('give --gpu (such as "H100 SXM"), or both --peak-tflops (dense) and --bandwidth-tb-s')
     known = None
-    if device is not None:
-        needed = None if peak_tflops is not None else dtype
+    if given.gpu is not None:
         known = find_device(
-            device,
-            precision=needed,
-            needs_bandwidth=bandwidth_tb_s is None,
+            given.gpu,
+            precision=None if tflops is not None else given.precision,
+            needs_bandwidth=bandwidth is None,
             instead="--peak-tflops (dense) and --bandwidth-tb-s",
         )
-    return override_peak(known, precision=dtype, peak_tflops=peak_tflops, bandwidth_tb_s=bandwidth_tb_s)
+    return override_peak(known, precision=given.precision, peak_tflops=tflops, bandwidth_tb_s=bandwidth)
 
 
 def _point(kernel: Kernel, peak: DevicePeak, dtype: str) -> RooflinePoint:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import typer
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.logs.numerals import read_numeral
 
 __all__ = [
     "SUFFIXES",
@@ -19,7 +20,9 @@ __all__ = [
     "fraction_parser",
     "parse_fraction",
     "parse_quantity",
+    "parse_seconds",
     "quantity_parser",
+    "seconds_parser",
 ]
 
 _T = TypeVar("_T")
@@ -48,7 +51,7 @@ def parse_quantity(text: str, *, name: str) -> float:
         ConfigurationError: not a number, an unknown suffix, not finite, or not above zero.
 
     Example:
-        >>> parse_quantity("70B", name="--parameters")
+        >>> parse_quantity("70B", name="--params")
         70000000000.0
     """
     match = _NUMBER.fullmatch(_without_group_commas(str(text).strip()))
@@ -62,21 +65,44 @@ def parse_quantity(text: str, *, name: str) -> float:
     return value
 
 
-def parse_fraction(text: str, *, name: str) -> float:
-    """A fraction above 0 and at most 1, also as a percentage: ``"0.4"`` and ``"40%"`` are 0.4.
+def parse_fraction(text: str, *, name: str, most: float = 1.0) -> float:
+    """A fraction above 0, also as a percentage: ``"0.4"`` and ``"40%"`` are 0.4.
+
+    Args:
+        text: as written.
+        name: the option it came from, for the message.
+        most: the largest that may be written without a percent sign: a bare 40 could mean 40% or a typing error.
+            Above 1 a percentage of any size is read: trackers show MFUs that cannot be.
 
     Raises:
-        ConfigurationError: not a number, or outside that range: a bare 40 could mean 40% or a typing error.
+        ConfigurationError: not a number, or outside that range.
     """
-    bare = str(text).strip().removesuffix("%")
-    is_percent = bare != str(text).strip()
-    try:
-        value = float(bare) / (100 if is_percent else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise ConfigurationError(f"{name} is {text!r}; expected a fraction above 0 and at most 1, such as 0.40 or 40%")
+    numeral = read_numeral(str(text))
+    value, unit = numeral if numeral is not None else (math.nan, "")
+    value = value / 100 if unit == "%" else value
+    is_too_large = value > most and (most <= 1 or unit != "%")
+    if unit not in ("", "%") or not (0 < value < math.inf) or is_too_large:
+        limit, example = (" and at most 1", "0.40 or 40%") if most <= 1 else ("", "0.462 or 46.2%")
+        raise ConfigurationError(f"{name} is {text!r}; expected a fraction above 0{limit}, such as {example}")
     return value
+
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "": 1.0}
+
+
+def parse_seconds(text: str, *, name: str) -> float:
+    """A time above zero: ``"1.25"``, ``"1.25s"``, ``"250ms"``.
+
+    Raises:
+        ConfigurationError: not a time.
+    """
+    numeral = read_numeral(str(text))
+    factor = _SECONDS.get(numeral[1]) if numeral else None
+    if numeral is None or factor is None or not (math.isfinite(numeral[0]) and numeral[0] > 0):
+        raise ConfigurationError(
+            f"{name} is {text!r}; expected a time above zero in seconds, such as 1.25, 1.25s or 250ms"
+        )
+    return numeral[0] * factor
 
 
 def quantity_parser(name: str) -> Callable[[str], float]:
@@ -109,9 +135,14 @@ def count_parser(name: str) -> Callable[[str], int]:
     return _parser(count)
 
 
-def fraction_parser(name: str) -> Callable[[str], float]:
+def fraction_parser(name: str, *, most: float = 1.0) -> Callable[[str], float]:
     """The same for fractions: ``0.40`` or ``40%``."""
-    return _parser(lambda text: parse_fraction(text, name=name))
+    return _parser(lambda text: parse_fraction(text, name=name, most=most))
+
+
+def seconds_parser(name: str) -> Callable[[str], float]:
+    """The same for times: ``1.25`` or ``250ms``."""
+    return _parser(lambda text: parse_seconds(text, name=name))
 
 
 def _parser(read: Callable[[str], _T]) -> Callable[[str], _T]:

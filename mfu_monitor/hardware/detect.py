@@ -11,12 +11,12 @@ import torch
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
 from mfu_monitor.hardware.custom import find_custom_device
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.lookup import TableMatch, find_row, parse_name
+from mfu_monitor.hardware.lookup import TableMatch, find_row, labels_of, parse_name
 from mfu_monitor.hardware.precision import PRECISIONS
 from mfu_monitor.hardware.properties import DeviceProperties, read_properties
 from mfu_monitor.hardware.table import PeakRow, nearest_names
 
-__all__ = ["device_peak", "peak_of_match", "properties_of", "unknown_peak_message"]
+__all__ = ["device_peak", "look_up_peak", "peak_of_match", "properties_of", "unknown_peak_message"]
 
 _DEVICE_STRING = re.compile(r"^(cpu|cuda|mps|xpu|hpu|npu|xla|meta)(:\d+)?$")
 _LONGEST_NAME = 256
@@ -35,8 +35,9 @@ def device_peak(
     """The dense peak of one torch device by the packaged table, or None.
 
     Args:
-        device: A device name as the driver reports it (``"NVIDIA H100 80GB HBM3"``), a ``torch.device`` or its string
-            (``"cuda:0"``), or the properties themselves.
+        device: A device name as the driver reports it (``"NVIDIA H100 80GB HBM3"``) or a product's (``"H100 SXM"``), a
+            ``torch.device`` or its string (``"cuda:0"``), or the properties themselves. A product name of several
+            parts (``"A100"``) gives what they have in common, and nothing where they have no peak in common.
         properties: What the device says of itself, where ``device`` is only a name: separates parts that share it.
         custom_devices: A YAML file of devices (see ``configs/custom_device.yaml``), searched before the table.
         warn: Give one ``PeakUnknownWarning`` with the reason and the way out when the answer is None.
@@ -52,17 +53,17 @@ def device_peak(
         989400000000000.0
     """
     found = properties if properties is not None else properties_of(device)
-    peak, reason = _look_up(found, custom_devices)
+    peak, reason = look_up_peak(found, custom_devices)
     if peak is None and warn:
         name = found.name if found is not None else str(device)
         warnings.warn(unknown_peak_message(name, reason), PeakUnknownWarning, stacklevel=2)
     return peak
 
 
-def _look_up(
-    device: DeviceProperties | None, custom_devices: str | Path | None
+def look_up_peak(
+    device: DeviceProperties | None, custom_devices: str | Path | None = None
 ) -> tuple[DevicePeak, str] | tuple[None, str]:
-    """The peak, or None and the reason."""
+    """As ``device_peak``, without a warning: the peak, or None and the reason."""
     if device is None:
         return None, "the device could not be asked for its name"
     custom = find_custom_device(custom_devices, device.name) if custom_devices is not None else None
@@ -99,7 +100,7 @@ def peak_of_match(match: TableMatch, device: DeviceProperties) -> DevicePeak | N
     """The peak of a recognised device, scaled where its SM count says so."""
     row = match.row
     if row is None:
-        return None
+        return None if device.device_type else _common_peak(device.name, match.candidates)
     # A TPU or Trainium chip is several torch devices: the row is one device, and the chip is meant where it is named.
     devices = row.torch_devices if "CHIP" in parse_name(device.name).words else 1
     factor = match.sm_ratio * devices
@@ -107,7 +108,7 @@ def peak_of_match(match: TableMatch, device: DeviceProperties) -> DevicePeak | N
     sparse = {name: rate * factor for name, rate in row.sparse_flops_per_s_by_precision().items()}
     scaled, bandwidth = match.sm_ratio != 1.0, _bandwidth(match)
     return DevicePeak(
-        device_name=device.name or row.name,
+        device_name=row.label if match.is_by_product else device.name or row.name,
         flops_per_s_by_precision=rates,
         bytes_per_s=None if bandwidth is None else bandwidth * devices,
         source=f"table: {row.source}" + (f"; {match.notes[0]}" if scaled else ""),
@@ -117,6 +118,28 @@ def peak_of_match(match: TableMatch, device: DeviceProperties) -> DevicePeak | N
         key=row.key,
         sparse_flops_per_s_by_precision=sparse,
         missing_reason_by_precision={p: row.missing_reason(p) for p in PRECISIONS if p not in rates},
+    )
+
+
+def _common_peak(name: str, rows: tuple[PeakRow, ...]) -> DevicePeak | None:
+    """What all parts of that name agree on; None where that is no peak."""
+    rates = [row.flops_per_s_by_precision() for row in rows]
+    agreed = {p: r for p, r in rates[0].items() if all(o.get(p) == r for o in rates)} if rows else {}
+    if not agreed:
+        return None
+    first, bandwidths = rows[0], {row.bytes_per_s for row in rows}
+    parts = labels_of(rows)
+    differing = {precision for other in rates for precision in other} - set(agreed)
+    return DevicePeak(
+        device_name=name,
+        flops_per_s_by_precision=agreed,
+        bytes_per_s=bandwidths.pop() if len(bandwidths) == 1 else None,
+        source=f"table: {first.source}",
+        notes=(f"what these have in common: {parts}",),
+        missing_reason_by_precision={
+            **{precision: first.missing_reason(precision) for precision in PRECISIONS if precision not in agreed},
+            **dict.fromkeys(differing, f"the products of that name differ, choose one of: {parts}"),
+        },
     )
 
 

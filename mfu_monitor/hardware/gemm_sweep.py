@@ -129,10 +129,10 @@ def present_device(device: torch.device | str) -> torch.device:
     except Exception as error:  # a build without the backend asserts, a missing index raises
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
-            f"cannot measure on {str(device)!r}: it is not here ({reason}); example: --device cpu"
+            f"cannot measure on {str(device)!r}: it is not here ({reason}); example: --gpu cpu"
         ) from error
     if place.type == "meta":
-        raise ConfigurationError("cannot measure on 'meta': it computes nothing; example: --device cpu")
+        raise ConfigurationError("cannot measure on 'meta': it computes nothing; example: --gpu cpu")
     return place
 
 

@@ -11,6 +11,7 @@ no row and the reason.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow, load_table
 
-__all__ = ["ParsedName", "TableMatch", "find_row", "parse_name", "rows_by_name", "rows_by_product"]
+__all__ = ["ParsedName", "TableMatch", "find_row", "labels_of", "parse_name", "rows_by_name", "rows_by_product"]
 
 # CDNA only: their gfx name with CU count and memory (or clock) is one product; gfx906 and gfx11xx are many.
 _IDENTIFIED_BY_SILICON = frozenset({"gfx908", "gfx90a", "gfx942", "gfx950"})
@@ -35,10 +36,15 @@ _MIG_SMS = {
 }
 _MIG_WIDE = {((9, 0), 132): 26}
 """A slice of one with two shares of the memory (1g.20gb) has more SMs there."""
+# Of a product's key: form, memory, and families of which the number is in no other.
+_LEFT_UNSAID = re.compile(
+    r"SXM\d?|PCIE|OAM|NVL\d*|HBM\w*|\d+GB|GCD|NVIDIA|GEFORCE|RTX|GTX|TESLA|RX|ARC|TPU|APPLE|CHIP|CORE|BW|WS|MAXQ|SERVER"
+)
 _VENDORS = frozenset({"NVIDIA", "AMD", "INTEL", "GOOGLE", "AWS", "TESLA"})
 _UNUSUAL = re.compile(r"custom|China", re.IGNORECASE)  # parts that a bare product name does not mean
 _MEMORY_TOLERANCE = 0.08  # what the driver reserves, and GB against GiB
 _CLOCK_TOLERANCE = 0.01
+_PARTS_SHOWN = 6
 _LARGEST_SCALE_UP = 1.25  # above it the name is another product's
 # Words that vendors and drivers add or drop without naming another product.
 _SILENT_WORDS = frozenset({"NVIDIA", "TESLA", "AMD", "INTEL", "INSTINCT", "GRAPHICS", "GPU"})
@@ -103,6 +109,10 @@ class TableMatch:
     notes: tuple[str, ...] = ()
     reason: str = ""
     """Why ``row`` is None."""
+    candidates: tuple[PeakRow, ...] = ()
+    """The parts that the name may mean, where it is the name of several."""
+    is_by_product: bool = False
+    """True where a person wrote words of a product's name, not the driver's name."""
 
 
 def rows_by_name(name: str) -> tuple[PeakRow, ...]:
@@ -130,15 +140,19 @@ def rows_by_product(name: str) -> list[PeakRow]:
         ['h100-sxm5']
     """
     words = [word for word in _product_words(name) if word not in _VENDORS]
-    rows = [row for row in load_table() if words and _fits(words, row)]
+    has_model = any(char.isdigit() for word in words for char in word)
+    rows = [row for row in load_table() if has_model and _fits(words, row)]
     meant = [row for row in rows if set(_product_words(row.key)) == set(words)]  # "RTX 4090" is not "RTX 4090 D"
     usual = [row for row in rows if not _UNUSUAL.search(row.name)]
     return meant or usual or rows
 
 
 def _fits(words: list[str], row: PeakRow) -> bool:
+    """Every word is the row's, and what was left unsaid names no other product: ``GTX 1080`` is not the 1080 Ti."""
     known = {*_product_words(row.name), *_product_words(row.key)}
-    return all(any(_is_word(word, other) for other in known) for word in words)
+    unsaid = {other for other in _product_words(row.key) if not any(_is_word(word, other) for word in words)}
+    is_named = all(any(_is_word(word, other) for other in known) for word in words)
+    return is_named and all(_LEFT_UNSAID.fullmatch(word) for word in unsaid)
 
 
 def _is_word(written: str, known: str) -> bool:
@@ -146,32 +160,43 @@ def _is_word(written: str, known: str) -> bool:
     return written == known or (written.isalpha() and known.startswith(written) and known[len(written) :].isdigit())
 
 
+def _has_vendor(name: str) -> bool:
+    return not _VENDORS.isdisjoint(_product_words(name))
+
+
 def _product_words(name: str) -> list[str]:
     return [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
 
 
 def find_row(device: DeviceProperties) -> TableMatch:
-    """Recognise a device.
+    """Recognise a device by the driver's name, a key, or, where no driver named it, words of a product's name.
 
     Example:
         >>> find_row(DeviceProperties(name="NVIDIA H100 80GB HBM2e", sm_count=114)).row.key
         'h100-pcie'
+        >>> find_row(DeviceProperties(name="H100 SXM")).row.key
+        'h100-sxm5'
     """
     parsed = parse_name(device.name)
     if parsed.is_vgpu:
         return TableMatch(
             reason="it is a vGPU profile, which shares a card with others in time slices and has no peak of its own"
         )
-    candidates = rows_by_name(device.name) or _rows_by_silicon(device)
+    named = rows_by_name(device.name) or _rows_by_silicon(device)
+    is_drivers = device.device_type or device.gcn_arch or device.compute_capability or len(named) == 1
+    products = () if is_drivers or (named and _has_vendor(device.name)) else tuple(rows_by_product(device.name))
+    candidates, is_by_product = products or named, bool(products)
     if not candidates:
         return TableMatch(reason=_why_unknown(parsed))
     agreeing = [row for row in candidates if _agrees_with_silicon(row, device)]
     if not agreeing:
         return TableMatch(reason=_contradiction(candidates[0], device))
-    chosen = _choose(agreeing, device)
+    chosen = _choose(agreeing, device, is_by_product=is_by_product)
     if len(chosen) > 1:
-        return TableMatch(reason=_ambiguity(chosen))
-    return _checked_sm_count(chosen[0], device, parsed)
+        return TableMatch(
+            reason=_ambiguity(chosen, is_by_product), candidates=tuple(chosen), is_by_product=is_by_product
+        )
+    return dataclasses.replace(_checked_sm_count(chosen[0], device, parsed), is_by_product=is_by_product)
 
 
 def _why_unknown(parsed: ParsedName) -> str:
@@ -209,25 +234,36 @@ def _contradiction(row: PeakRow, device: DeviceProperties) -> str:
     return f"its name is that of {row.name} ({expected}), but the device reports {seen}"
 
 
-def _choose(rows: list[PeakRow], device: DeviceProperties) -> list[PeakRow]:
-    """Narrow rows of one name by SM count, memory, clock, in that order; a variant only if something points at it."""
+def _choose(rows: list[PeakRow], device: DeviceProperties, *, is_by_product: bool) -> list[PeakRow]:
+    """Narrow rows of one name by SM count, memory, clock, in that order; a variant only if something points at it.
+
+    A product's words may mean a variant as well as the part that a driver's name stands for.
+    """
     tests: tuple[Callable[[PeakRow], bool], ...] = (
         lambda row: row.sm_count == device.sm_count,
         lambda row: _close(row.memory_gb, _gigabytes(device), _MEMORY_TOLERANCE),
         lambda row: _close(row.boost_clock_mhz, _megahertz(device), _CLOCK_TOLERANCE),
-        lambda row: row.variant_of is None,
+        lambda row: is_by_product or row.variant_of is None,
     )
     for fits in tests:
         rows = [row for row in rows if fits(row)] or rows
     return rows
 
 
-def _ambiguity(rows: list[PeakRow]) -> str:
+def _ambiguity(rows: Sequence[PeakRow], is_by_product: bool) -> str:
+    if is_by_product:
+        return f"the products of that name differ, choose one of: {labels_of(rows)}"
     kinds = "; ".join(
         f"{row.name} ({row.sm_count} {'CUs' if row.vendor == 'AMD' else 'SMs'}, {row.memory_gb or '?'} GB)"
         for row in rows
     )
     return f"its name is shared by different parts, and nothing else tells them apart here: {kinds}"
+
+
+def labels_of(rows: Sequence[PeakRow]) -> str:
+    """The products' names, the first few of many."""
+    more = f" and {len(rows) - _PARTS_SHOWN} more" if len(rows) > _PARTS_SHOWN else ""
+    return ", ".join(row.label for row in rows[:_PARTS_SHOWN]) + more
 
 
 def _checked_sm_count(row: PeakRow, device: DeviceProperties, parsed: ParsedName) -> TableMatch:

@@ -16,7 +16,7 @@ from mfu_monitor.hardware.detect import device_peak, properties_of
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS, literal_precision
 
-__all__ = ["PeakSource", "PeakSpec", "resolve_peak", "validate_peak_spec"]
+__all__ = ["LEAST_PEAK_FLOPS_PER_S", "PeakSource", "PeakSpec", "resolve_peak", "validate_peak_spec"]
 
 PeakSpec: TypeAlias = "str | float | int | Path | Mapping[Any, Any] | DevicePeak | None"
 """``"auto"``, ``"measure"``, ``"derive"``, FLOP/s, ``{precision: FLOP/s}``, a YAML file of devices, or a peak."""
@@ -24,7 +24,8 @@ PeakSpec: TypeAlias = "str | float | int | Path | Mapping[Any, Any] | DevicePeak
 PEAK_WORDS = ("auto", "measure", "derive")
 _YAML_SUFFIXES = (".yaml", ".yml")
 _BANDWIDTH_KEY = "bytes_per_s"
-_LEAST_PLAUSIBLE_FLOPS_PER_S = 1e6  # below a megaflop per second nobody trains: the number was meant in TFLOP/s
+LEAST_PEAK_FLOPS_PER_S = 1e6
+"""Below a megaflop per second nobody trains: the number was meant in TFLOP/s."""
 _ALLOWED = (
     "allowed are 'auto' (the table), 'measure' (a short benchmark), 'derive' (from SM count and clock), a number in "
     "dense FLOP/s, a mapping of precisions to FLOP/s, a YAML file of devices, or a DevicePeak; examples: "
@@ -137,7 +138,7 @@ def _number(spec: Any) -> float:
         rate = positive_rate(spec, "peak")
     except ConfigurationError as error:
         raise ConfigurationError(f"peak={spec!r} is not a peak: {_ALLOWED}") from error
-    if rate < _LEAST_PLAUSIBLE_FLOPS_PER_S:
+    if rate < LEAST_PEAK_FLOPS_PER_S:
         warnings.warn(
             f"peak={spec!r} is less than a megaflop per second: was it meant in TFLOP/s? The unit is FLOP/s, so "
             f"989.4 TFLOP/s is peak=989.4e12",

@@ -166,7 +166,7 @@ def test_the_sparse_peak_behind_a_report_is_found(capsys: pytest.CaptureFixture[
         (("--recompute", "some"), ["--recompute is 'some'", "full"]),
         (("--recompute", "1.5"), ["--recompute is '1.5'"]),
         (("--gpu", "H100"), ["H100 SXM5 80GB", "H100 PCIe 80GB", "choose one"]),
-        (("--gpu", "CocoNut 9000"), ["'CocoNut 9000' is no device in the table"]),
+        (("--gpu", "CocoNut 9000"), ["'CocoNut 9000' is not in the table of peaks"]),
         (("--precision", "bf17"), ["unknown precision 'bf17'"]),
         (("--precision", "fp4"), ["fp4"]),
         (("--layers", "80"), ["missing: --heads", "--sequence-length"]),

@@ -15,7 +15,7 @@ import pytest
 from mfu_monitor.cli import main
 from mfu_monitor.cli.kernels import ELEMENTWISE, attention, elementwise, matmul
 
-H100 = ("--device", "NVIDIA H100 80GB HBM3")
+H100 = ("--gpu", "NVIDIA H100 80GB HBM3")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -72,7 +72,7 @@ def test_ridge_points_of_the_h100(capsys: pytest.CaptureFixture[str], precision:
 
 
 def test_ridge_point_of_the_a100(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(run(capsys, "ridge", "--device", "NVIDIA A100-SXM4-80GB", "--json"))
+    answer = json.loads(run(capsys, "ridge", "--gpu", "NVIDIA A100-SXM4-80GB", "--json"))
     assert round(answer["ridge_points"]["bf16"]) == 153
 
 
@@ -144,15 +144,15 @@ def test_narrow_products_are_written_wider_unless_said_otherwise() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("add", "--elements", "1M"), "give --device"),
+        (("add", "--elements", "1M"), "give --gpu"),
         (("add", "--elements", "1.5", *H100), "--elements is '1.5'; expected a whole number"),
         (("add", "--elements", "many", *H100), "--elements is 'many'; expected a number above zero"),
-        (("add", "--elements", "1M", "--dtype", "bf17", *H100), "dtype is 'bf17'; expected one of fp64, fp32"),
+        (("add", "--elements", "1M", "--precision", "bf17", *H100), "dtype is 'bf17'; expected one of fp64, fp32"),
         (("matmul", "-m", "0", "-n", "8", "-k", "8", *H100), "--m is '0'"),
         (("matmul", "-m", "8", "-n", "8", "-k", "8", "--output-dtype", "x", *H100), "expected one of fp64"),
-        (("matmul", "-m", "8", "-n", "8", "-k", "8", "--device", "A100 SXM4"), "choose one of A100 SXM4 40GB"),
-        (("add", "--elements", "1M", "--device", "H100"), "choose one of"),
-        (("add", "--elements", "1M", "--device", "CocoNut"), "give --peak-tflops (dense) and --bandwidth-tb-s"),
+        (("matmul", "-m", "8", "-n", "8", "-k", "8", "--gpu", "A100 SXM4"), "choose one of A100 SXM4 40GB"),
+        (("add", "--elements", "1M", "--gpu", "H100"), "choose one of"),
+        (("add", "--elements", "1M", "--gpu", "CocoNut"), "give --peak-tflops (dense) and --bandwidth-tb-s"),
         (("matmul", "-m", "1e308", "-n", "8", "-k", "8", *H100), "--m is '1e308'; expected a whole number up to 1e+18"),
         (("ridge", *H100, "--bandwidth-tb-s", "3.35e12"), "expected units of 10^12 a second, such as 3.35"),
     ],

@@ -26,8 +26,8 @@ def test_an_unknown_device_has_no_peak_and_one_warning_that_says_what_to_do() ->
 
 
 def test_the_warning_names_the_nearest_devices() -> None:
-    with pytest.warns(PeakUnknownWarning, match="Nearest names in the table: NVIDIA GeForce RTX 4090,"):
-        device_peak("RTX 4090")
+    with pytest.warns(PeakUnknownWarning, match="Nearest names in the table: .*NVIDIA GeForce RTX 4090,"):
+        device_peak("RTX 4090 X")
 
 
 def test_a_known_device_warns_of_nothing() -> None:
@@ -195,3 +195,31 @@ def test_cards_that_people_train_on_at_home(name: str, bf16: float) -> None:
 def test_a_device_name_without_end_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="300 characters"):
         device_peak("A" * 300)
+
+
+def test_a_products_name_means_the_same_as_its_drivers_name() -> None:
+    by_product, by_driver = device_peak("H100 SXM"), device_peak("NVIDIA H100 80GB HBM3")
+    assert by_product is not None
+    assert by_driver is not None
+    assert by_product.flops_per_s_by_precision == by_driver.flops_per_s_by_precision
+    assert (by_product.key, by_product.device_name) == ("h100-sxm5", "H100 SXM5 80GB")
+
+
+def test_a_name_of_several_products_gives_what_they_have_in_common() -> None:
+    peak = device_peak("A100")
+    assert peak is not None
+    assert (peak.flops_per_s("bf16"), peak.bytes_per_s, peak.key) == (312e12, None, "")
+    with pytest.warns(PeakUnknownWarning, match="products of that name differ, choose one of: H100 SXM5 80GB, H100 PC"):
+        assert device_peak("H100") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["GTX 1080", "RTX 5000", "RTX 2080", "RTX 6000", "TITAN", "Instinct", "TPU", "GPU", "80GB"]
+)
+def test_a_products_name_is_not_completed_to_another_products(name: str) -> None:
+    assert device_peak(name, warn=False) is None
+
+
+def test_what_a_driver_reports_is_not_read_as_words_of_a_product() -> None:
+    reported = DeviceProperties(name="H100 SXM", device_type="cuda")
+    assert device_peak(reported, warn=False) is None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,168 +19,107 @@ from mfu_monitor.cli.audit.claim_table import Claim
 from mfu_monitor.cli.audit.claims import AuditReport, CannotJudgeError, LogSeries, RunFacts, audit_run
 from mfu_monitor.cli.audit.log_series import Known, series_of
 from mfu_monitor.cli.devices import find_device, override_peak
-from mfu_monitor.cli.units import count_parser, format_quantity, quantity_parser
+from mfu_monitor.cli.options import GPU, JSON, active_parameters, add_command, count, quantity, seconds, share
+from mfu_monitor.cli.units import format_quantity, parse_fraction
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.hardware.detect import device_peak
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS, literal_precision
+from mfu_monitor.hardware.properties import DeviceProperties
+from mfu_monitor.hardware.resolve import LEAST_PEAK_FLOPS_PER_S
 from mfu_monitor.logs import Log, Overrides, read_log
-from mfu_monitor.logs.numerals import read_numeral
 from mfu_monitor.sinks.console import printable
 
 __all__ = ["register"]
 
 EXIT_IMPOSSIBLE = 1
 EXIT_NOT_JUDGED = 3
-_LEAST_PEAK_FLOPS_PER_S = 1e6
-"""As ``peak=`` has it: below a megaflop per second the number was meant in TFLOP/s."""
 _LARGEST_BARE_MFU = 10.0
 """A bare 46.2 may mean 46.2% or 4620%: it is refused. 1.52 is read as 152%, as public trackers show it."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("audit")(_audit)
+    add_command(app, "audit", AuditOptions, _audit)
 
 
-def _quantity(flag: str, text: str, *aliases: str) -> Any:
-    return typer.Option(flag, *aliases, parser=quantity_parser(flag), metavar="N", help=text)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """What the command line gave."""
 
-
-def _count(flag: str, text: str, *aliases: str) -> Any:
-    return typer.Option(flag, *aliases, parser=count_parser(flag), metavar="N", help=text)
-
-
-def read_mfu(text: str) -> float:
-    """``0.462`` or ``46.2%``."""
-    numeral = read_numeral(text)
-    if numeral is None or numeral[1] not in ("", "%") or not (math.isfinite(numeral[0]) and numeral[0] >= 0):
-        raise ValueError("expected a fraction such as 0.462, or a percentage such as 46.2%")
-    return numeral[0] / 100 if numeral[1] else numeral[0]
-
-
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "": 1.0}
-
-
-def read_seconds(text: str) -> float:
-    """``1.25``, ``1.25s``, ``250ms``; above zero."""
-    numeral = read_numeral(text)
-    factor = _SECONDS.get(numeral[1]) if numeral else None
-    if numeral is None or factor is None or not (math.isfinite(numeral[0]) and numeral[0] > 0):
-        raise ValueError("expected a time above zero in seconds, such as 1.25, 1.25s or 250ms")
-    return numeral[0] * factor
-
-
-def _mfu(text: str) -> float:
-    try:
-        value = read_mfu(str(text))
-    except ValueError as error:
-        raise typer.BadParameter(f"--reported-mfu is {text!r}; {error}") from None
-    if value == 0 or (value > _LARGEST_BARE_MFU and "%" not in str(text)):
-        raise typer.BadParameter(f"--reported-mfu is {text!r}; expected a fraction such as 0.462, or 46.2%")
-    return value
-
-
-def _seconds(flag: str) -> Any:
-    def parse(text: str) -> float:
-        try:
-            return read_seconds(str(text))
-        except ValueError as error:
-            raise typer.BadParameter(f"{flag} is {text!r}; {error}") from None
-
-    return parse
-
-
-def _recompute(text: str) -> float | str:
-    """``none``, ``full``, ``selective``, or the share of the forward that runs again."""
-    words: dict[str, float | str] = {"none": 0.0, "full": 1.0, "selective": "selective"}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        share = read_mfu(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigurationError(f"--recompute is {text!r}; allowed are none, full, selective, or a share such as 0.75")
-    return share
-
-
-def _audit(
     log: Annotated[
         Path | None,
         typer.Argument(
             help="Anybody's log: console text, CSV, JSON, Markdown, TensorBoard, MLflow, W&B; - is standard input."
         ),
-    ] = None,
-    params: Annotated[float | None, _quantity("--params", "Parameters: 70B.", "--parameters")] = None,
+    ] = None
+    params: Annotated[float | None, quantity("--params", "Parameters: 70B.", "--parameters")] = None
     active_params: Annotated[
-        float | None, _quantity("--active-params", "Mixture of experts: parameters that work on a token.")
-    ] = None,
-    tokens_per_s: Annotated[float | None, _quantity("--tokens-per-s", "Tokens/s of all GPUs together: 3k.")] = None,
-    tokens_per_s_per_gpu: Annotated[
-        float | None, _quantity("--tokens-per-s-per-gpu", "Tokens/s of one GPU, instead.")
-    ] = None,
-    tokens_per_step: Annotated[
-        float | None, _quantity("--tokens-per-step", "Tokens of one optimizer step of all GPUs: 4M.")
-    ] = None,
-    step_time: Annotated[
         float | None,
-        typer.Option("--step-time", parser=_seconds("--step-time"), metavar="T", help="Of a step: 1.25, 250ms."),
-    ] = None,
+        quantity("--active-params", "Mixture of experts: parameters that work on a token.", "--active-parameters"),
+    ] = None
+    tokens_per_s: Annotated[float | None, quantity("--tokens-per-s", "Tokens/s of all GPUs together: 3k.")] = None
+    tokens_per_s_per_gpu: Annotated[
+        float | None, quantity("--tokens-per-s-per-gpu", "Tokens/s of one GPU, instead.")
+    ] = None
+    tokens_per_step: Annotated[
+        float | None, quantity("--tokens-per-step", "Tokens of one optimizer step of all GPUs: 4M.")
+    ] = None
+    step_time: Annotated[float | None, seconds("--step-time", "Of a step: 1.25, 250ms.")] = None
     flops_per_s_per_gpu: Annotated[
-        float | None, _quantity("--flops-per-s-per-gpu", "Reported model FLOP/s of one GPU: 430T.")
-    ] = None,
+        float | None, quantity("--flops-per-s-per-gpu", "Reported model FLOP/s of one GPU: 430T.")
+    ] = None
     hardware_flops_per_s_per_gpu: Annotated[
         float | None,
-        _quantity("--hardware-flops-per-s-per-gpu", "Reported FLOP/s of one GPU, recomputation counted in."),
-    ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", "--device", help='Such as "H100 SXM".')] = None,
-    gpus: Annotated[int | None, _count("--gpus", "How many.", "--devices")] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="bf16 (default), fp16, fp8, fp32, tf32.")] = None,
-    peak: Annotated[
-        float | None, _quantity("--peak-flops-per-s", "Dense peak of one GPU instead of the table's: 989T.")
-    ] = None,
-    layers: Annotated[int | None, _count("--layers", "For attention.")] = None,
-    heads: Annotated[int | None, _count("--heads", "For attention: query heads.")] = None,
-    head_width: Annotated[int | None, _count("--head-width", "For attention; default: width / heads.")] = None,
-    width: Annotated[int | None, _count("--width", "For attention: heads x head width.")] = None,
-    sequence_length: Annotated[int | None, _count("--sequence-length", "For attention: tokens.")] = None,
-    causal: Annotated[bool, typer.Option("--causal/--bidirectional", help="Which pairs attention attends.")] = True,
+        quantity("--hardware-flops-per-s-per-gpu", "Reported FLOP/s of one GPU, recomputation counted in."),
+    ] = None
+    gpu: GPU = None
+    gpus: Annotated[int | None, count("--gpus", "How many.", "--devices")] = None
+    precision: Annotated[str | None, typer.Option("--precision", help="bf16 (default), fp16, fp8, fp32, tf32.")] = None
+    peak_flops_per_s: Annotated[
+        float | None, quantity("--peak-flops-per-s", "Dense peak of one GPU instead of the table's: 989T.")
+    ] = None
+    layers: Annotated[int | None, count("--layers", "For attention.")] = None
+    heads: Annotated[int | None, count("--heads", "For attention: query heads.")] = None
+    head_width: Annotated[int | None, count("--head-width", "For attention; default: width / heads.")] = None
+    width: Annotated[int | None, count("--width", "For attention: heads x head width.")] = None
+    sequence_length: Annotated[int | None, count("--sequence-length", "For attention: tokens.")] = None
+    causal: Annotated[bool, typer.Option("--causal/--bidirectional", help="Which pairs attention attends.")] = True
     recompute: Annotated[
         str | None, typer.Option("--recompute", help="none, full, selective, or a share of the forward: gives HFU.")
-    ] = None,
+    ] = None
     reported_mfu: Annotated[
-        float | None,
-        typer.Option("--reported-mfu", parser=_mfu, metavar="X", help="What was reported: 0.462 or 46.2%."),
-    ] = None,
-    reported_hfu: Annotated[
-        float | None, typer.Option("--reported-hfu", parser=_mfu, metavar="X", help="The same for HFU.")
-    ] = None,
+        float | None, share("--reported-mfu", "What was reported: 0.462 or 46.2%.", most=_LARGEST_BARE_MFU)
+    ] = None
+    reported_hfu: Annotated[float | None, share("--reported-hfu", "The same for HFU.", most=_LARGEST_BARE_MFU)] = None
     reported_peak: Annotated[
-        float | None, _quantity("--reported-peak", "Peak, in FLOP/s, that the reported MFU was made with: 1979T.")
-    ] = None,
-    accumulate: Annotated[int | None, _count("--accumulate", "Micro-batches of an optimizer step.")] = None,
-    tokens: Annotated[float | None, _quantity("--tokens", "Tokens trained so far: 15T.")] = None,
-    hours: Annotated[float | None, _quantity("--hours", "Wall-clock hours so far.")] = None,
-    days: Annotated[float | None, _quantity("--days", "The same in days.")] = None,
-    gpu_hours: Annotated[float | None, _quantity("--gpu-hours", "GPU-hours so far: 6.4M.")] = None,
-    price: Annotated[float | None, _quantity("--price", "Price of one GPU for one hour.")] = None,
+        float | None, quantity("--reported-peak", "Peak, in FLOP/s, that the reported MFU was made with: 1979T.")
+    ] = None
+    accumulate: Annotated[int | None, count("--accumulate", "Micro-batches of an optimizer step.")] = None
+    tokens: Annotated[float | None, quantity("--tokens", "Tokens trained so far: 15T.")] = None
+    hours: Annotated[float | None, quantity("--hours", "Wall-clock hours so far.")] = None
+    days: Annotated[float | None, quantity("--days", "The same in days.")] = None
+    gpu_hours: Annotated[float | None, quantity("--gpu-hours", "GPU-hours so far: 6.4M.")] = None
+    price: Annotated[float | None, quantity("--price", "Price of one GPU for one hour.")] = None
     tokens_per_s_column: Annotated[
         str | None, typer.Option("--tokens-per-s-column", help="Column or tag of the log.")
-    ] = None,
-    step_time_column: Annotated[str | None, typer.Option("--step-time-column", help="Column or tag, seconds.")] = None,
-    mfu_column: Annotated[str | None, typer.Option("--mfu-column", help="Column or tag of reported MFU.")] = None,
+    ] = None
+    step_time_column: Annotated[str | None, typer.Option("--step-time-column", help="Column or tag, seconds.")] = None
+    mfu_column: Annotated[str | None, typer.Option("--mfu-column", help="Column or tag of reported MFU.")] = None
     ignore_column: Annotated[
         list[str] | None, typer.Option("--ignore-column", help="Leave a column out; may be repeated.")
-    ] = None,
+    ] = None
     unit: Annotated[
         list[str] | None,
         typer.Option("--unit", metavar="COLUMN=UNIT", help="step_time=ms, mfu=percent; may be repeated."),
-    ] = None,
+    ] = None
     per_gpu: Annotated[
         bool | None, typer.Option("--per-gpu/--all-gpus", help="Rates of the log are of one GPU, or of all together.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+    ] = None
+    as_json: JSON = False
+
+
+def _audit(given: AuditOptions) -> None:
     """Can a run's figures be right? MFU by each convention, each claim against what the others imply, the verdict.
 
     Exit code 0: plausible. 1: impossible, or contradicted by its own inputs. 2: bad input. 3: nothing could be judged.
@@ -191,55 +130,84 @@ def _audit(
 
       mfu-monitor audit train.log --params 7B --gpu "A100" --gpus 8
     """
-    overrides = _overrides(ignore_column, unit, per_gpu, tokens_per_s_column, step_time_column, mfu_column)
-    if log is None and (overrides.quantities or overrides.ignore or overrides.units):
+    log = _log(given)
+    facts = _facts(given, log)
+    _checked_shape(facts)
+    _judge(facts, log, as_json=given.as_json)
+
+
+def _log(given: AuditOptions) -> Log | None:
+    overrides = _overrides(given)
+    if given.log is None and (overrides.quantities or overrides.ignore or overrides.units):
         raise ConfigurationError(
             "a column was named and no log was given; for example: mfu-monitor audit metrics.csv ..."
         )
-    table = read_log(log, overrides) if log is not None else None
-    told = table.readings[-1] if table is not None and table.readings else None
-    count = gpus or _gpus_of(table) or 1
-    used = literal_precision(precision or (told.precision if told else None) or _precision_of(table) or "bf16")
-    device = _peak(gpu or (told.device_name if told else None), used, peak, is_told=gpu is None)
-    n = params or (table.constant("parameters") if table else None)
-    series = None
-    if table is not None:
-        rate = device.flops_per_s_by_precision.get(used) if device else None
-        series = series_of(
-            table,
-            Known(
-                gpus=count, peak_flops_per_s=rate, parameters=_active(n, active_params) or n,
-                tokens_per_step=tokens_per_step, sequence_length=sequence_length, per_gpu=per_gpu,
-            ),
-        )  # fmt: skip
-    facts = RunFacts(
-        peak=device,
-        precision=used,
-        gpus=count,
-        parameters=n,
-        active_parameters=_active(n, active_params),
-        layers=layers,
-        sequence_length=sequence_length,
-        is_causal=causal,
-        recompute=None if recompute is None else _recompute(recompute),
-        tokens_per_s=_rate(tokens_per_s, tokens_per_s_per_gpu, count),
-        tokens_per_step=tokens_per_step,
-        step_s=step_time,
-        device_flops_per_s=flops_per_s_per_gpu,
-        device_hardware_flops_per_s=hardware_flops_per_s_per_gpu,
-        reported_mfu=reported_mfu,
-        reported_hfu=reported_hfu,
-        reported_peak_flops_per_s=reported_peak,
-        tokens=tokens,
-        elapsed_s=_elapsed_s(hours, days),
-        gpu_hours=gpu_hours,
-        price_per_gpu_hour=price,
-        accumulate_grad_batches=accumulate,
-        series=series,
-        **_heads(heads, head_width, width),
+    return read_log(given.log, overrides) if given.log is not None else None
+
+
+def _facts(given: AuditOptions, log: Log | None) -> RunFacts:
+    """What was given; what our own log says stands in for what was not."""
+    own = log.readings[-1] if log is not None and log.readings else None
+    gpus = given.gpus or _gpus_of(log) or 1
+    precision = literal_precision(given.precision or (own.precision if own else None) or _precision_of(log) or "bf16")
+    peak = _peak(given, precision, own.device_name if own else None)
+    parameters = given.params or (log.constant("parameters") if log else None)
+    active = active_parameters(parameters, given.active_params)
+    return RunFacts(
+        peak=peak,
+        precision=precision,
+        gpus=gpus,
+        parameters=parameters,
+        active_parameters=given.active_params,
+        layers=given.layers,
+        sequence_length=given.sequence_length,
+        is_causal=given.causal,
+        recompute=None if given.recompute is None else _recompute(given.recompute),
+        tokens_per_s=_rate(given.tokens_per_s, given.tokens_per_s_per_gpu, gpus),
+        tokens_per_step=given.tokens_per_step,
+        step_s=given.step_time,
+        device_flops_per_s=given.flops_per_s_per_gpu,
+        device_hardware_flops_per_s=given.hardware_flops_per_s_per_gpu,
+        reported_mfu=given.reported_mfu,
+        reported_hfu=given.reported_hfu,
+        reported_peak_flops_per_s=given.reported_peak,
+        tokens=given.tokens,
+        elapsed_s=_elapsed_s(given.hours, given.days),
+        gpu_hours=given.gpu_hours,
+        price_per_gpu_hour=given.price,
+        accumulate_grad_batches=given.accumulate,
+        series=_series(given, log, gpus, peak.flops_per_s(precision) if peak else None, active),
+        **_heads(given.heads, given.head_width, given.width),
     )
-    _checked_shape(facts)
-    _judge(facts, table, as_json=as_json)
+
+
+def _series(
+    given: AuditOptions, log: Log | None, gpus: int, peak: float | None, parameters: float | None
+) -> LogSeries | None:
+    if log is None:
+        return None
+    known = Known(
+        gpus=gpus,
+        peak_flops_per_s=peak,
+        parameters=parameters,
+        tokens_per_step=given.tokens_per_step,
+        sequence_length=given.sequence_length,
+        per_gpu=given.per_gpu,
+    )
+    return series_of(log, known)
+
+
+def _recompute(text: str) -> float | str:
+    """``none``, ``full``, ``selective``, or the share of the forward that runs again."""
+    words: dict[str, float | str] = {"none": 0.0, "0": 0.0, "full": 1.0, "selective": "selective"}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return parse_fraction(text, name="--recompute")
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"--recompute is {text!r}; allowed are none, full, selective, or a share such as 0.75"
+        ) from None
 
 
 def _judge(facts: RunFacts, log: Log | None, *, as_json: bool) -> None:
@@ -270,26 +238,19 @@ def _about(log: Log, series: LogSeries | None) -> str:
     )
 
 
-def _overrides(
-    ignore: list[str] | None,
-    units: list[str] | None,
-    per_gpu: bool | None,
-    rate: str | None,
-    step: str | None,
-    mfu: str | None,
-) -> Overrides:
+def _overrides(given: AuditOptions) -> Overrides:
     by_column = {}
-    for text in units or ():
+    for text in given.unit or ():
         name, sign, unit = text.rpartition("=")
         if not sign or not name:
             raise ConfigurationError(f"--unit is {text!r}; expected COLUMN=UNIT such as step_time=ms or mfu=percent")
         by_column[name] = unit
-    named = {rate: "tokens_per_s", step: "step_s", mfu: "mfu"}
+    named = {given.tokens_per_s_column: "tokens_per_s", given.step_time_column: "step_s", given.mfu_column: "mfu"}
     return Overrides(
-        ignore=tuple(ignore or ()),
+        ignore=tuple(given.ignore_column or ()),
         units=by_column,
         quantities={name: quantity for name, quantity in named.items() if name is not None},
-        per_gpu=per_gpu,
+        per_gpu=given.per_gpu,
     )
 
 
@@ -315,33 +276,21 @@ def _elapsed_s(hours: float | None, days: float | None) -> float | None:
     return hours * 3600.0 if hours is not None else days * 86400.0 if days is not None else None
 
 
-def _peak(name: str | None, precision: str, given: float | None, *, is_told: bool) -> DevicePeak | None:
+def _peak(given: AuditOptions, precision: str, logged_name: str | None) -> DevicePeak | None:
     """The table's, or the given one. A device that our own log names may be one that no table knows."""
-    if given is not None:
-        if given < _LEAST_PEAK_FLOPS_PER_S:
+    rate = given.peak_flops_per_s
+    if rate is not None:
+        if rate < LEAST_PEAK_FLOPS_PER_S:
             raise ConfigurationError(
-                f"--peak-flops-per-s is {given:g} FLOP/s, which no device is as slow as; the unit is FLOP/s: expected "
+                f"--peak-flops-per-s is {rate:g} FLOP/s, which no device is as slow as; the unit is FLOP/s: expected "
                 "such as 989T or 9.89e14"
             )
-        known = None if name is None or is_told else find_device(name, option="--gpu")
-        return override_peak(known, precision=precision, peak_tflops=given / 1e12, bandwidth_tb_s=None)
-    if not name:
-        return None
-    try:
-        return find_device(name, precision=precision, option="--gpu", instead="--peak-flops-per-s 989T (dense)")
-    except ConfigurationError:
-        if is_told:
-            return None
-        raise
-
-
-def _active(params: float | None, active: float | None) -> float | None:
-    if params is not None and active is not None and active > params:
-        raise ConfigurationError(
-            f"--active-params is {format_quantity(active)} of --params {format_quantity(params)}; expected at "
-            "most as many"
-        )
-    return active
+        known = find_device(given.gpu) if given.gpu else None
+        return override_peak(known, precision=precision, peak_tflops=rate / 1e12, bandwidth_tb_s=None)
+    if given.gpu:
+        return find_device(given.gpu, precision=precision, instead="--peak-flops-per-s 989T (dense)")
+    peak = device_peak(DeviceProperties(name=logged_name, device_type="logged"), warn=False) if logged_name else None
+    return peak if peak is not None and peak.flops_per_s(precision) is not None else None
 
 
 def _rate(total: float | None, per_gpu: float | None, gpus: int) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_monitor.checks import Diagnosis, Evidence, check, withheld
-from mfu_monitor.checks.limits import SUSPICIOUS_NOTE
+from mfu_monitor.checks.limits import HARD_LIMIT, SUSPICIOUS_NOTE
 from mfu_monitor.cli.audit.claim_table import Basis, Claim, claims_of
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.formulas.analytic import palm_flops_per_token
@@ -222,7 +222,7 @@ def audit_run(facts: RunFacts) -> AuditReport:
     hfu = _hfu(facts, figures, mfu)
     diagnoses = _diagnoses(facts, figures, mfu, hfu, tokens_per_s)
     rows = _row_mfus(facts, figures)
-    impossible = [step for step, value in rows if value > 1.05]
+    impossible = [step for step, value in rows if value > HARD_LIMIT]
     claims = claims_of(_basis(facts, figures, tokens_per_s, mfu))
     return AuditReport(
         verdict=_verdict(mfu, hfu, reported, diagnoses, impossible, claims),
@@ -538,7 +538,7 @@ def _reported_peak(facts: RunFacts, reported: float) -> list[Diagnosis]:
 def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
     return Diagnosis(
         code="mfu_over_peak",
-        severity="error" if reported > 1.05 else "note",
+        severity="error" if reported > HARD_LIMIT else "note",
         message=f"The reported MFU is {100 * reported:.1f}%; at most 100% was expected. By the inputs it is "
         f"{100 * mfu:.1f}%.",
         evidence={"reported_mfu": reported, "mfu": mfu},
@@ -575,7 +575,7 @@ def _verdict(
     impossible: list[float | None],
     claims: tuple[Claim, ...],
 ) -> str:
-    if withheld(diagnoses) or impossible or any(v is not None and v > 1.05 for v in (mfu, hfu, reported)):
+    if withheld(diagnoses) or impossible or any(v is not None and v > HARD_LIMIT for v in (mfu, hfu, reported)):
         return "impossible"
     if any(claim.is_contradicted for claim in claims):
         return "contradicted"

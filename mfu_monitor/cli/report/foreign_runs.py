@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from mfu_monitor.checks.limits import HARD_LIMIT
 from mfu_monitor.cli.audit.claims import LogSeries
 from mfu_monitor.cli.audit.log_series import Known, series_of
 from mfu_monitor.errors import ConfigurationError
@@ -15,9 +16,6 @@ from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["ForeignRun", "Model", "read_foreign"]
-
-
-_IMPOSSIBLE = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ def read_foreign(path: Path, model: Model) -> ForeignRun:
         raise ConfigurationError(f"{path} looks like {log.format}, and holds no tokens/s, step time or MFU")
     per_rate = 6 * parameters / (gpus * peak) if parameters and peak else None
     notes = series.notes
-    if rates and per_rate and (middle := statistics.median(rates) * per_rate) > _IMPOSSIBLE:
+    if rates and per_rate and (middle := statistics.median(rates) * per_rate) > HARD_LIMIT:
         notes = (*notes, f"{middle:.1%} by 6 N D is impossible and not shown; check --params, --gpu and --gpus {gpus}")
         per_rate = None
     return ForeignRun(

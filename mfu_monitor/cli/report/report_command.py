@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,12 @@ from rich.table import Table
 
 from mfu_monitor.alerts import AlertConfig
 from mfu_monitor.cli.devices import find_device
+from mfu_monitor.cli.options import JSON, add_command, count, quantity
 from mfu_monitor.cli.report.foreign_runs import Model
 from mfu_monitor.cli.report.html_page import write_page
 from mfu_monitor.cli.report.read_runs import RunLog, read_runs
 from mfu_monitor.cli.report.rows import format_hours, summary_rows
 from mfu_monitor.cli.report.run_summary import IncidentSummary, RunSummary, summarize_run
-from mfu_monitor.cli.units import count_parser, quantity_parser
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.precision import literal_precision
 from mfu_monitor.sinks.console import printable
@@ -30,42 +31,43 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("report")(_report)
+    add_command(app, "report", ReportOptions, _report)
 
 
-def _report(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What the command line gave; the model and the device are those of other tools' runs."""
+
     run_dirs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Directories that runs logged to, or anybody's logs.")
-    ],
-    params: Annotated[
-        float | None,
-        typer.Option("--params", parser=quantity_parser("--params"), metavar="N", help="Of other tools' runs: 7B."),
-    ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help='Of other tools\' runs: "H100 SXM".')] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", parser=count_parser("--gpus"), metavar="N", help="Of other tools' runs.")
-    ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="Of other tools' runs.")] = "bf16",
-    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with plots.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ]
+    params: Annotated[float | None, quantity("--params", "Of other tools' runs: 7B.")] = None
+    gpu: Annotated[str | None, typer.Option("--gpu", help='Of other tools\' runs: "H100 SXM".')] = None
+    gpus: Annotated[int | None, count("--gpus", "Of other tools' runs.")] = None
+    precision: Annotated[str, typer.Option("--precision", help="Of other tools' runs.")] = "bf16"
+    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page with plots.")] = None
+    as_json: JSON = False
     drop: Annotated[
         float | None, typer.Option("--drop", help="Detect again, with this relative drop: 0.05; ignores logged alerts.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+def _report(given: ReportOptions) -> None:
     """Median, best and worst MFU, goodput, GPU-hours, incidents with their causes, runs side by side.
 
     Reads the monitor's JSON lines, TensorBoard's files where there are none, and other tools' logs: MFU by 6 N D on
     one scale (--params, --gpu), beside what each claimed.
     """
-    used = literal_precision(precision)
-    peak = find_device(gpu, precision=used, option="--gpu") if gpu else None
-    model = Model(parameters=params, peak=peak, precision=used, gpus=gpus)
-    logs = _named_apart([log for path in run_dirs for log in read_runs(path, model)])
-    config = AlertConfig(drop=drop) if drop is not None else None
+    used = literal_precision(given.precision)
+    peak = find_device(given.gpu, precision=used) if given.gpu else None
+    model = Model(parameters=given.params, peak=peak, precision=used, gpus=given.gpus)
+    logs = _named_apart([log for path in given.run_dirs for log in read_runs(path, model)])
+    config = AlertConfig(drop=given.drop) if given.drop is not None else None
     summaries = [_summary(log, config) for log in logs]
+    html = given.html
     if html is not None:
         _write(html, lambda: write_page(html, logs, summaries))
-    if as_json:
+    if given.as_json:
         print(json.dumps([summary.to_dict() for summary in summaries]))
     else:
         _print(summaries, html)
