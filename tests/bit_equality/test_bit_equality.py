@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mfu_monitor.counting.compiled.watch import guards_notice_modes
+
 from .bits import WATCHERS, compare, differences, left_behind
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -151,6 +153,10 @@ def test_one_bit_in_a_gradient_and_one_random_number_are_noticed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    guards_notice_modes(),
+    reason="before torch 2.10 counted steps of compiled code run in eager, which rounds otherwise",
+)
 @pytest.mark.parametrize("watcher", WATCHERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["SiLU", "Mish", "MultiheadAttention"])
