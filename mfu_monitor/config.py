@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import numbers
 import os
 import sys
@@ -18,7 +17,7 @@ import torch
 
 from mfu_monitor.alerts.thresholds import AlertConfig
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.steps.batch import resolve_tokens_function
+from mfu_monitor.steps.batch import import_function, resolve_tokens_function
 
 __all__ = ["DEFAULT_LOG_EVERY_N_STEPS", "MonitorConfig", "resolve_alerts", "resolve_callable"]
 
@@ -219,16 +218,14 @@ def resolve_callable(key: str, value: Any) -> Callable[..., Any] | None:
     """
     if value is None or callable(value):
         return value  # type: ignore[no-any-return]
-    if not isinstance(value, str) or ":" not in value:
-        raise _refuse(key, value, "a function, its import path 'pkg.mod:function', or None", "'my_project.alerts:tell'")
-    module, _, name = value.partition(":")
+    example = "'my_project.alerts:report'"
+    if not isinstance(value, str):
+        raise _refuse(key, value, "a function, its import path 'pkg.mod:function', or None", example)
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise _refuse(key, value, f"a function that can be imported ({error})", "'my_project.alerts:tell'") from error
-    if not callable(found):
-        raise _refuse(key, value, f"a function; {value} is a {type(found).__name__}", "'my_project.alerts:tell'")
-    return found  # type: ignore[no-any-return]
+        return import_function(value)
+    except ImportError as error:
+        allowed = f"a function or the import path 'pkg.mod:function' of one ({error})"
+        raise _refuse(key, value, allowed, example) from error
 
 
 def _check_overhead(value: Any) -> None:

@@ -25,7 +25,6 @@ from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import (
     RunTally,
     UtilizationReading,
-    active_precision,
     goodput,
     metrics_of,
     read_utilization,
@@ -100,11 +99,11 @@ class WindowReader:
 
     def peak_rate_of(self, window: StepWindow) -> float | None:
         """The peak at the window's active precision; None where it is not known."""
-        peak, precision = self._peak_of(window), active_precision(window)
+        peak, precision = self._peak_of(window), window.active_precision
         return None if peak is None or precision is None else peak.flops_per_s(precision)
 
     def _peak_of(self, window: StepWindow) -> DevicePeak | None:
-        precision = active_precision(window)
+        precision = window.active_precision
         return self.peak if precision is None else self._find_peak(precision)
 
     @guarded("peak")
@@ -157,7 +156,7 @@ class WindowReader:
         facts, window = self._facts, closed.window
         if facts is not None and facts.uses_own_figure and facts.flops_per_batch is not None:
             window = by_users_figure(window, facts.flops_per_batch)
-        peak, precision = self._peak_of(window), active_precision(window)
+        peak, precision = self._peak_of(window), window.active_precision
         reading = read_utilization(
             window,
             peak,

@@ -18,7 +18,6 @@ __all__ = [
     "RunSummary",
     "RunTally",
     "UtilizationReading",
-    "active_precision",
     "goodput",
     "metrics_of",
     "read_utilization",
@@ -97,12 +96,6 @@ class UtilizationReading(PlainTypes):
         return self.window.elapsed_s
 
 
-def active_precision(window: StepWindow) -> str | None:
-    """The precision that carries the most model FLOPs of the window; None where nothing was counted."""
-    flops = window.model_flops_by_precision
-    return max(flops, key=lambda name: flops[name]) if any(flops.values()) else None
-
-
 def read_utilization(
     window: StepWindow,
     peak: DevicePeak | None,
@@ -130,7 +123,7 @@ def read_utilization(
         >>> read_utilization(window, DevicePeak(device_name="x", flops_per_s_by_precision={"bf16": 1e15})).mfu
         0.4
     """
-    precision = precision or active_precision(window)
+    precision = precision or window.active_precision
     rate = _device_rate(peak, precision)
     world_peak = _world_peak(window, rate)
     reason = _reason(window, peak, precision, rate, world_peak)

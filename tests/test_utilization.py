@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.timing.step_window import StepWindow
-from mfu_monitor.utilization import UtilizationReading, active_precision, metrics_of, read_utilization
+from mfu_monitor.utilization import UtilizationReading, metrics_of, read_utilization
 
 PEAK = DevicePeak(
     device_name="test device",
@@ -181,8 +181,8 @@ class TestMixedPrecision:
         assert read_utilization(window(model_flops_by_precision={"bf16": 700}), PEAK).mfu_weighted is None
 
     def test_the_active_precision_carries_the_most_model_flops(self) -> None:
-        assert active_precision(window(model_flops_by_precision={"fp32": 3, "bf16": 5})) == "bf16"
-        assert active_precision(window(model_flops_by_precision={"fp32": 0})) is None
+        assert window(model_flops_by_precision={"fp32": 3, "bf16": 5}).active_precision == "bf16"
+        assert window(model_flops_by_precision={"fp32": 0}).active_precision is None
 
 
 def test_a_world_is_read_by_its_sums() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mfu_monitor.checks.diagnosis import Diagnosis
 from mfu_monitor.checks.evidence import Case, finite
 from mfu_monitor.checks.limits import HARD_LIMIT, PLAUSIBLE_MFU, SOFT_LIMIT, hard_limit, is_impossible
+from mfu_monitor.hardware.precision import active_precision
 from mfu_monitor.hardware.table import neighbours, rows_with_rate
 
 __all__ = ["CAUSES", "CAUSE_CODES", "find_causes"]
@@ -657,7 +658,7 @@ def _no_autocast(case: Case) -> Iterator[Diagnosis]:
     wide = sum(count for name, count in flops.items() if name in ("fp64", "fp32", "tf32"))
     if promised is None or not total or wide <= total / 2:
         return
-    active = max(flops, key=lambda name: flops[name])
+    active = active_precision(flops)
     yield Diagnosis(
         code="autocast_not_active",
         severity="warning",

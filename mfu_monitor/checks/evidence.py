@@ -162,8 +162,7 @@ class Case:
     def precision(self) -> str | None:
         if self.reading.precision is not None or self.record is None:
             return self.reading.precision
-        by_dtype = self.record.by_dtype()
-        return max(by_dtype, key=lambda name: by_dtype[name].model_flops, default=None)
+        return self.record.active_precision
 
     @property
     def peak_flops_per_s(self) -> float | None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from mfu_monitor.formulas.analytic import embedding_parameters, logical_numel
 from mfu_monitor.hardware.measure import cached_peak
 from mfu_monitor.hardware.properties import read_properties
 from mfu_monitor.timing.step_window import StepWindow
@@ -41,7 +42,7 @@ class RunFacts:
         self._device = device
         self._model = model
         self._measured: dict[str, float | None] = {}
-        self._fixed = {**_bytes_of(model), **_device_facts(device)}
+        self._fixed = {**_sizes_of(model), **_device_facts(device)}
         if promised_precision is not None:
             self._fixed["promised_precision"] = promised_precision
 
@@ -97,14 +98,25 @@ def by_users_figure(window: StepWindow, flops_per_batch: float) -> StepWindow:
     )
 
 
-def _bytes_of(model: nn.Module | None) -> dict[str, Any]:
+def _sizes_of(model: nn.Module | None) -> dict[str, Any]:
     parameters = [] if model is None else list(model.parameters())
-    if not parameters or any(map(is_lazy, parameters)):  # a lazy module has no sizes before its first forward
+    if (
+        model is None or not parameters or any(map(is_lazy, parameters))
+    ):  # a lazy module has no sizes before its first forward
         return {}
     return {
+        "parameters": float(sum(map(logical_numel, parameters))),
+        "embedding_parameters": float(embedding_parameters(model)),
+        "stored_parameters": float(sum(map(_stored_numel, parameters))),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
     }
+
+
+def _stored_numel(parameter: torch.Tensor) -> int:
+    """Elements on this rank: of a DTensor its own shard's, of packed 4-bit weights the bytes."""
+    local = getattr(parameter, "to_local", None)
+    return int((local() if local is not None else parameter).numel())
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.steps.batch import import_function
 
 __all__ = ["LoadedModel", "load_model", "parse_shape"]
 
@@ -102,25 +102,16 @@ def _made_by(source: str, factory: Callable[[], Any]) -> Any:
 
 
 def _import_factory(source: str) -> Callable[[], Any]:
-    module_name, _, attribute = source.partition(":")
     # As with `python -m`, what lies in the current folder can be imported; a console script does not see it otherwise.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        factory = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
-    except (ImportError, AttributeError) as error:
+        return import_function(source)
+    except ImportError as error:
         raise ConfigurationError(
-            f"{source!r} cannot be imported: {error}. Expected 'package.module:factory', importable from here, or the "
-            "path of a Hugging Face config.json."
+            f"{source!r} is not a model: {error}. Expected 'package.module:factory', importable from here (a function "
+            "without arguments, or a class, that makes the model), or the path of a Hugging Face config.json."
         ) from error
-    if not callable(factory):
-        raise ConfigurationError(
-            f"{source} is a {type(factory).__name__}; expected a function without arguments, or a class, that makes "
-            "the model."
-        )
-    return factory
 
 
 def _inputs_of(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mfu_monitor.counting.plain_types import PlainTypes
+from mfu_monitor.hardware.precision import active_precision
 
 __all__ = ["FlopTotals", "OpRecord", "Phase", "StepRecord", "UncoveredParameter", "UnsupportedOp"]
 
@@ -188,6 +189,13 @@ class StepRecord(PlainTypes):
     def bytes_accessed(self) -> int:
         """Ideal bytes: each operand read once, each result written once."""
         return self.totals.bytes_accessed
+
+    @property
+    def active_precision(self) -> str | None:
+        """The precision that carries the most model FLOPs, of hardware FLOPs where nothing is model; None without."""
+        totals = self.by_dtype()
+        model = active_precision({name: t.model_flops for name, t in totals.items()})
+        return model or active_precision({name: t.hardware_flops for name, t in totals.items()})
 
     @property
     def is_lower_bound(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 
 from mfu_monitor.errors import ConfigurationError
 
-__all__ = ["PRECISIONS", "literal_precision", "matmul_precision", "precision_of"]
+__all__ = ["PRECISIONS", "active_precision", "literal_precision", "matmul_precision", "precision_of"]
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """Every precision a peak is kept for, widest first. Peaks of ``int8`` are operations, not FLOPs, per second."""
@@ -44,6 +45,17 @@ _BY_DTYPE_NAME = {
 
 _TF32_SINCE_COMPUTE_CAPABILITY = (8, 0)  # CUDA C++ programming guide, "Compute Capabilities"
 _TF32_GCN_ARCHITECTURES = ("gfx940", "gfx941", "gfx942")  # CDNA3 "XF32"; removed again in CDNA4 (gfx950)
+
+
+def active_precision(flops_by_precision: Mapping[str, float]) -> str | None:
+    """The precision that carries the most FLOPs, the first of equals; None where nothing was counted.
+
+    Example:
+        >>> active_precision({"fp32": 3, "bf16": 5})
+        'bf16'
+    """
+    flops = flops_by_precision
+    return max(flops, key=lambda name: flops[name]) if any(flops.values()) else None
 
 
 def precision_of(dtype: torch.dtype | str) -> str | None:

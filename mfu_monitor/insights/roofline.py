@@ -19,7 +19,6 @@ __all__ = [
     "OperatorGroup",
     "RooflinePoint",
     "StepRoofline",
-    "active_precision",
     "attainable_mfu",
     "group_points",
     "operator_point",
@@ -159,14 +158,6 @@ class OperatorGroup:
         return "memory" if memory > total / 2 else "compute"
 
 
-def active_precision(record: StepRecord) -> str | None:
-    """The precision that carries the most model FLOPs (hardware FLOPs decide where no model FLOPs were counted)."""
-    totals = record.by_dtype()
-    if not totals:
-        return None
-    return max(totals, key=lambda name: (totals[name].model_flops, totals[name].hardware_flops, name))
-
-
 def operator_point(op: OpRecord, peak: DevicePeak | None) -> RooflinePoint:
     """One operator record under the roof of ``peak``; unknown or impossible peaks (0, inf) count as unknown."""
     rates = peak.flops_per_s_by_precision if peak else {}
@@ -195,7 +186,7 @@ def step_roofline(record: StepRecord, peak: DevicePeak | None) -> StepRoofline:
         The roofline; where a peak or the bandwidth is missing, times are None and ``reason`` names what is missing.
     """
     points = tuple(operator_point(op, peak) for op in record.ops)
-    precision = active_precision(record)
+    precision = record.active_precision
     rate = _usable(peak.flops_per_s_by_precision.get(precision)) if peak and precision else None
     reason = _what_is_missing(points, record.model_flops, peak, precision)
     ideal_s = _sum_known(point.ideal_time_s for point in points)

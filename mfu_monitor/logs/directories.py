@@ -6,11 +6,12 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.logs.layouts_of_text import Table
 
-__all__ = ["event_folders", "read_directory"]
+__all__ = ["event_folders", "read_directory", "tensorboard_scalars"]
 
 
 def read_directory(path: Path) -> tuple[Table, str]:
@@ -55,7 +56,12 @@ def event_folders(path: Path) -> list[Path]:
     return sorted({file.parent for file in path.rglob("*tfevents*") if file.is_file()}) if path.is_dir() else []
 
 
-def _tensorboard(path: Path) -> Table:
+def tensorboard_scalars(path: Path) -> dict[str, list[Any]]:
+    """The scalar events of an event file or of a directory that holds one run's, by tag.
+
+    Raises:
+        ConfigurationError: tensorboard is not installed.
+    """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
@@ -63,14 +69,17 @@ def _tensorboard(path: Path) -> Table:
             f"{path} is a TensorBoard log and tensorboard is not installed; pip install 'tensorboard>=2.16', or export "
             "the run as CSV"
         ) from None
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def _tensorboard(path: Path) -> Table:
     folders = event_folders(path)
     if len(folders) > 1:
         raise ConfigurationError(f"{path} holds {len(folders)} runs; give one of them: {_listed(folders)}")
-    events = EventAccumulator(str(folders[0] if folders else path), size_guidance={"scalars": 0}).Reload()
     table = Table(layout="TensorBoard")
     times: dict[int, float] = {}
-    for tag in events.Tags()["scalars"]:
-        scalars = events.Scalars(tag)
+    for tag, scalars in tensorboard_scalars(folders[0] if folders else path).items():
         table.rows = max(table.rows, len(scalars))
         for scalar in scalars:
             table.add(scalar.step, tag, repr(float(scalar.value)))

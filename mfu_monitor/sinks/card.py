@@ -114,7 +114,7 @@ def _figures(reading: UtilizationReading | None) -> list[str]:
 
 def _device(record: StepRecord, reading: UtilizationReading | None, peak: DevicePeak | None) -> list[str]:
     convention = reading.convention if reading else "exact"
-    precision = reading.precision if reading else _main_precision(record)
+    precision = reading.precision if reading else record.active_precision
     return [
         "### Device and peak",
         "",
@@ -124,11 +124,6 @@ def _device(record: StepRecord, reading: UtilizationReading | None, peak: Device
         f"- convention: {_CONVENTIONS.get(convention, convention)}",
         "",
     ]
-
-
-def _main_precision(record: StepRecord) -> str | None:
-    by_dtype = record.by_dtype()
-    return max(by_dtype, key=lambda name: by_dtype[name].model_flops, default=None)
 
 
 def _peak(peak: DevicePeak | None, precision: str | None) -> str:

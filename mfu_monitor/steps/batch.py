@@ -20,6 +20,7 @@ __all__ = [
     "call_tokens_function",
     "find_masks",
     "has_tensors",
+    "import_function",
     "resolve_tokens_function",
 ]
 
@@ -221,16 +222,31 @@ def resolve_tokens_function(spec: str | Callable[[Any], Any] | None) -> Callable
         return spec
     if not isinstance(spec, str):
         raise ConfigurationError(_tokens_message(spec, f"it is {type(spec).__name__}"))
-    module_name, _, attribute = spec.partition(":") if ":" in spec else spec.rpartition(".")
-    if not module_name or not attribute:
-        raise ConfigurationError(_tokens_message(spec, "it names no module"))
     try:
-        function = operator.attrgetter(attribute)(importlib.import_module(module_name))
+        return import_function(spec)
+    except ImportError as error:
+        raise ConfigurationError(_tokens_message(spec, str(error))) from error
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """The function or class at an import path.
+
+    Args:
+        path: ``"pkg.mod:function"``, ``"pkg.mod:Class.method"`` or ``"pkg.mod.function"``.
+
+    Raises:
+        ImportError: nothing can be imported there, or what is there cannot be called; says which.
+    """
+    module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not attribute:
+        raise ImportError("it names no module")
+    try:
+        found = operator.attrgetter(attribute)(importlib.import_module(module_name))
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(_tokens_message(spec, f"it cannot be imported: {error}")) from error
-    if not callable(function):
-        raise ConfigurationError(_tokens_message(spec, "it is not callable"))
-    return function  # type: ignore[no-any-return]
+        raise ImportError(f"it cannot be imported: {error}") from error
+    if not callable(found):
+        raise ImportError(f"it is not callable: {path} is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
 
 
 def _tokens_message(spec: object, problem: str) -> str:

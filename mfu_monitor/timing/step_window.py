@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.counting.step_record import StepRecord
+from mfu_monitor.hardware.precision import active_precision
 
 __all__ = ["ClosedWindow", "StepWindow"]
 
@@ -95,6 +96,11 @@ class StepWindow(PlainTypes):
     """What the driver says holds the clock down, ``()`` if nothing, None if nobody was asked."""
     padding_share: float | None = None
     """Share of ``tokens`` that are padding: the window's with ``count_padding``, else that of the last counted step."""
+
+    @property
+    def active_precision(self) -> str | None:
+        """The precision that carries the most model FLOPs; None where nothing was counted."""
+        return active_precision(self.model_flops_by_precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRe
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.insights.roofline import (
     RooflinePoint,
-    active_precision,
     attainable_mfu,
     group_points,
     operator_point,
@@ -162,8 +161,8 @@ def test_without_bandwidth_a_product_still_has_its_compute_time() -> None:
 
 def test_the_active_precision_is_the_one_with_most_model_flops() -> None:
     record = StepRecord(ops=(product(70, 1, precision="fp8"), product(20, 1), product(10, 1)))
-    assert active_precision(record) == "fp8"
-    assert active_precision(StepRecord(ops=(elementwise(1),))) is None
+    assert record.active_precision == "fp8"
+    assert StepRecord(ops=(elementwise(1),)).active_precision is None
 
 
 def test_groups_add_up_and_are_bound_by_where_their_time_goes() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 from mfu_monitor.alerts import Alert
 from mfu_monitor.cli.report.foreign_runs import Model, read_foreign
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
+from mfu_monitor.logs.directories import event_folders, tensorboard_scalars
 from mfu_monitor.logs.read import is_ours
+from mfu_monitor.metric_names import FLOPS_PER_STEP, MFU, OF_READING, STEP_TIME, THROUGHPUT_MONITOR, TOTAL_S
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.console import printable
 from mfu_monitor.sinks.jsonl import read_jsonl
@@ -23,7 +25,7 @@ from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["RunLog", "read_runs"]
 
-_MFU_TAGS = ("utilization/mfu", "train/device/mfu")
+_MFU_TAGS = (MFU, THROUGHPUT_MONITOR["mfu"])
 """Ours, and Lightning's ThroughputMonitor's."""
 
 
@@ -65,7 +67,7 @@ def read_runs(path: Path, model: Model | None = None) -> list[RunLog]:
     logs, refused = _from_files(ours, path)
     if logs:
         refused += [ConfigurationError(f"{file} was not written through jsonl=") for file in files if file not in ours]
-    logs = logs or [log for folder in _event_folders(path) if (log := _from_tensorboard(folder, path)) is not None]
+    logs = logs or [log for folder in event_folders(path) if (log := _from_tensorboard(folder, path)) is not None]
     if not logs and not refused:
         logs, refused = _from_others(path, files, model or Model())
         if not logs and path.is_dir():
@@ -169,21 +171,8 @@ def _name(found: Path, root: Path) -> str:
 # TensorBoard.
 
 
-def _event_folders(path: Path) -> list[Path]:
-    return sorted({file.parent for file in path.rglob("events.out.tfevents*")}) if path.is_dir() else []
-
-
 def _from_tensorboard(folder: Path, root: Path) -> RunLog | None:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{str(folder)!r} holds TensorBoard files only, and tensorboard is not installed. "
-            "Run: pip install tensorboard; or log with jsonl= as well."
-        ) from error
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    scalars = {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
+    scalars = tensorboard_scalars(folder)
     tag = next((tag for tag in _MFU_TAGS if tag in scalars), None)
     if tag is None:
         return None
@@ -191,31 +180,13 @@ def _from_tensorboard(folder: Path, root: Path) -> RunLog | None:
     return RunLog(name=_name(folder, root), source=f"{folder} (TensorBoard)", readings=readings)
 
 
-_READING_TAGS = {
-    "hfu": "utilization/hfu",
-    "mfu_weighted": "utilization/mfu_weighted",
-    "goodput_mfu": "utilization/goodput_mfu",
-    "attainable_mfu": "utilization/attainable_mfu",
-    "tokens_per_s": "throughput/tokens_per_s",
-    "device_tokens_per_s": "throughput/device/tokens_per_s",
-    "device_model_flops_per_s": "throughput/device/model_flops_per_s",
-}
-_PER_STEP_TAGS = {
-    "data_wait_s": "step_time/data_wait_s",
-    "forward_s": "step_time/forward_s",
-    "backward_s": "step_time/backward_s",
-    "optimizer_s": "step_time/optimizer_s",
-    "other_s": "step_time/other_s",
-    "model_flops": "flops_per_step/model",
-    "hardware_flops": "flops_per_step/hardware",
-    "recompute_flops": "flops_per_step/recompute",
-}
+_READING_TAGS = {name: tag for name, tag in OF_READING.items() if name != "mfu"}
+_PER_STEP_TAGS = {name: tag for name, tag in STEP_TIME.items() if name != "elapsed_s"} | FLOPS_PER_STEP
 _RATE_TAGS = (
     ("throughput/tokens_per_s", "throughput/device/tokens_per_s"),
     ("throughput/samples_per_s", "throughput/device/samples_per_s"),
     ("train/samples_per_sec", "train/device/samples_per_sec"),
 )
-_COUNTS = ("model_flops", "hardware_flops", "recompute_flops")
 
 
 def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iterator[UtilizationReading]:
@@ -259,7 +230,7 @@ def _reading(
     def at(tag: str) -> float | None:
         return by_step.get(tag, {}).get(event.step)
 
-    total_s = at("step_time/total_s")
+    total_s = at(TOTAL_S)
     fields = {name: value * steps for name, tag in _PER_STEP_TAGS.items() if (value := at(tag)) is not None}
     window = StepWindow(
         first_step=min(first_step, event.step),
@@ -268,7 +239,7 @@ def _reading(
         elapsed_s=total_s * steps if total_s is not None else wall_s,
         wall_s=wall_s,
         world_size=world_size,
-        **{name: round(value) if name in _COUNTS else value for name, value in fields.items()},  # type: ignore[arg-type]
+        **{name: round(value) if name in FLOPS_PER_STEP else value for name, value in fields.items()},  # type: ignore[arg-type]
     )
     known = {name: at(tag) for name, tag in _READING_TAGS.items()}
     mfu = event.value if math.isfinite(event.value) else None
