@@ -284,7 +284,7 @@ def test_lightning_s_example_input_is_used(capsys: pytest.CaptureFixture[str], p
     [
         (("count_me:nothing",), "cannot be imported"),
         (("no_such_package:thing",), "cannot be imported"),
-        (("count_me:a_number",), "expected a function without arguments"),
+        (("count_me:a_number",), "a function without arguments"),
         (("count_me:not_a_model",), "expected a torch.nn.Module"),
         (("count_me:mlp",), "Give its inputs by shape"),
         (("count_me:mlp", "--shape", "5 by 8"), "2x3x224x224"),

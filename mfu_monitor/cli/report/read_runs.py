@@ -181,7 +181,7 @@ def _from_tensorboard(folder: Path, root: Path) -> RunLog | None:
 
 
 _READING_TAGS = {name: tag for name, tag in OF_READING.items() if name != "mfu"}
-_PER_STEP_TAGS = {name: tag for name, tag in STEP_TIME.items() if name != "elapsed_s"} | FLOPS_PER_STEP
+_PER_STEP_TAGS = {name: tag for name, tag in (*STEP_TIME.items(), *FLOPS_PER_STEP.items()) if name != "elapsed_s"}
 _RATE_TAGS = (
     ("throughput/tokens_per_s", "throughput/device/tokens_per_s"),
     ("throughput/samples_per_s", "throughput/device/samples_per_s"),

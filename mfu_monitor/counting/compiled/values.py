@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mfu_monitor.counting.compiled.graph import GraphNode, GraphParseError, TensorSpec, TextGraph, evaluate_size
+from mfu_monitor.counting.compiled.graph import GraphNode, TextGraph, evaluate_size
 
 __all__ = ["GraphValues", "resolve_operator"]
 
@@ -128,12 +128,3 @@ class GraphValues:
             return node.target in ("getitem", "expression")
         sizes = [evaluate_size(size, self._sizes) for size in node.spec.shape]
         return math.prod(sizes) <= MAX_MATERIALISED_ELEMENTS
-
-
-def spec_device(spec: TensorSpec | None) -> str:
-    """Device type of an annotation, ``"cpu"`` where it is not written down."""
-    if spec is None:
-        return "cpu"
-    if not spec.device_type:
-        raise GraphParseError("a tensor of the compiled graph has no device")
-    return spec.device_type
