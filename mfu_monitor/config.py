@@ -68,7 +68,7 @@ class MonitorConfig:
     tensorboard: str | os.PathLike[str] | None = None
     """Folder that TensorBoard reads: scalars, cards and pictures go there. Needs ``pip install tensorboard``."""
     console: bool | None = None
-    """Print one line a window. None: only in a loop of one's own that has no sink, no file and no TensorBoard."""
+    """Print one line per window. None: only in a loop of one's own that has no sink, no file and no TensorBoard."""
     device: str | torch.device | None = None
     """The device whose peak and clock count. None: that of the model's parameters."""
     on_impossible: str = "warn"
@@ -76,7 +76,7 @@ class MonitorConfig:
     flops_per_batch: float | None = None
     """The user's own FLOPs of a batch on one rank, held against our count; None: ``model.flops_per_batch``, if any."""
     use_flops_per_batch: bool = False
-    """Report MFU by the user's figure instead of our count."""
+    """Report MFU by the user's value instead of our count."""
     promised_precision: str | None = None
     """What the configuration promises (``"bf16-mixed"``); products that ran in another precision are diagnosed."""
     alerts: Any = True

@@ -60,7 +60,7 @@ class PeakUnknownWarning(MFUMonitorWarning):
 
 
 class UncountedWorkWarning(MFUMonitorWarning):
-    """Something ran whose FLOPs could not be seen; the figures are lower bounds."""
+    """Something ran whose FLOPs could not be seen; the values are lower bounds."""
 
 
 class ImpossibleReadingWarning(MFUMonitorWarning):

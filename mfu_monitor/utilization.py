@@ -106,7 +106,7 @@ def read_utilization(
     attainable_mfu: float | None = None,
     achievable_flops_per_s: float | None = None,
 ) -> UtilizationReading:
-    """Make the reading of one window. Never raises on figures it cannot use: they become None, and a reason.
+    """Make the reading of one window. Never raises on values it cannot use: they become None, and a reason.
 
     Args:
         window: time, tokens and FLOPs of the same steps.
@@ -169,7 +169,7 @@ def _world_peak(window: StepWindow, rate: float | None) -> float | None:
 
 
 def _world(window: StepWindow, name: str) -> int | None:
-    """The world's sum of a figure; this rank's own in a world of one."""
+    """The world's sum of a value; this rank's own in a world of one."""
     own: int | None = getattr(window, name)
     gathered: int | None = getattr(window, f"world_{name}")
     return own if window.world_size == 1 else gathered
@@ -202,7 +202,7 @@ def _reason(
     if rate is None:
         return _no_rate(peak, precision)
     if world_peak is None or _world(window, "model_flops") is None:
-        return f"the figures of the other {window.world_size - 1} ranks are not known for this window"
+        return f"the values of the other {window.world_size - 1} ranks are not known for this window"
     return None
 
 
@@ -342,7 +342,7 @@ def _throughput_monitor_metrics(reading: UtilizationReading) -> dict[str, Any]:
 
 
 def _rate(amount: float | None, seconds: float | None) -> float | None:
-    """An amount per second; None where either is not known, or where the quotient is no finite number."""
+    """An amount per second; None where either is not known, or where the quotient is not a finite number."""
     if amount is None or seconds is None or not _is_positive(seconds):
         return None
     return _quotient(amount, seconds)

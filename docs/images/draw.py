@@ -1,6 +1,6 @@
 """Draw the pictures of docs/roofline.md: a Llama-like model of 1.2 B parameters, counted on the meta device.
 
-The FLOPs, bytes and modelled times are real counts against the H100 SXM's sheet; no GPU ran, so the measured times of
+The FLOPs, bytes and modelled times are real counts against the H100 SXM's datasheet; no GPU ran, so the times of
 the waterfall (the step half longer than ideal, with its waits) are made up for the illustration.
 
     python docs/images/draw.py

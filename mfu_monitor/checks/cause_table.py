@@ -1,6 +1,6 @@
 """Why a reading is wrong: a table of causes, each with what it predicts, tried by one loop on one reading.
 
-A cause is named where a figure is what the cause predicts, is not what it should be, leads to a plausible reading when
+A cause is named where a value is what the cause predicts, is not what it should be, leads to a plausible reading when
 put right, and a second fact of the run (the witness) agrees. Without a witness it is "consistent with", at most.
 """
 
@@ -20,17 +20,17 @@ from mfu_monitor.hardware.table import neighbours, rows_with_rate
 __all__ = ["CAUSES", "CAUSE_CODES", "find_causes"]
 
 TOLERANCE = 0.03
-"""How near a figure must come to a prediction. Users' formulas leave out biases, norms and heads, about a hundredth;
-the round ratios that must be told apart (1/3, 1/2, 4/3, 2) lie much further from each other."""
+"""How near a value must come to a prediction. Users' formulas leave out biases, norms and heads, about a hundredth;
+the round ratios that must be distinguished (1/3, 1/2, 4/3, 2) lie much further from each other."""
 
 PROVEN, DIRECT, EXACT, RATIO = 4, 3, 2, 1
 """Strength: two inputs are off alike; the wrong input itself was seen; a prediction of this run's own came true; a
 round ratio to our count."""
 
 _PEAK_TOLERANCE = 0.01
-"""Sheets round to three digits: 989 for 989.4, 312, 1979."""
+"""Datasheets round to three digits: 989 for 989.4, 312, 1979."""
 _NO_OTHER_DEVICE = 0.03
-"""A peak this near to the right one is that one, rounded: 110 for 112.6 is not the figure of a part that has 110."""
+"""A peak this near to the right one is that one, rounded: 110 for 112.6 is not the value of a part that has 110."""
 _COMMON_RATIOS = (2, 1 / 2, 1 / 3)
 """Counted twice, multiply-adds, forward alone: what a round ratio means as a rule."""
 _GROWTH = 2.0
@@ -52,10 +52,10 @@ _PROMISES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A cause tried on one figure: ``observed`` is the figure in question, ``expected`` what it should be."""
+    """A cause tried on one value: ``observed`` is the value in question, ``expected`` what it should be."""
 
     quantity: str
-    """What the figure is, with its unit: ``"FLOPs per batch"``."""
+    """What the value is, with its unit: ``"FLOPs per batch"``."""
     observed: float
     predicted: float
     expected: float
@@ -65,9 +65,9 @@ class Attempt:
     """The evidence beside the ratio, in words; None if there is none: then at most "consistent with"."""
     strength: int = RATIO
     cause: str = ""
-    """In place of the table's words, where they depend on the figures; so is ``fix``."""
+    """In place of the table's words, where they depend on the values; so is ``fix``."""
     fix: str = ""
-    figures: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
     tolerance: float = TOLERANCE
     highest_mfu: float = PLAUSIBLE_MFU[1]
     severity: str | None = None
@@ -111,7 +111,7 @@ def _order(diagnosis: Diagnosis) -> tuple[float, float]:
 
 
 def _judged(case: Case, cause: Cause, attempt: Attempt | Diagnosis) -> Diagnosis | None:
-    """Named with a witness; "consistent with" without one, and then only where a figure needs an explanation."""
+    """Named with a witness; "consistent with" without one, and then only where a value needs an explanation."""
     if isinstance(attempt, Diagnosis) or not attempt.fits:
         return attempt if isinstance(attempt, Diagnosis) else None
     mfu, corrected = case.bounded_mfu, attempt.corrected_mfu
@@ -135,7 +135,7 @@ def _judged(case: Case, cause: Cause, attempt: Attempt | Diagnosis) -> Diagnosis
         code=cause.code,
         severity=severity,
         message=message + ("" if corrected is None else f" Put right, MFU is {100 * corrected:.3g}%."),
-        evidence={**evidence, **attempt.figures},
+        evidence={**evidence, **attempt.metrics},
         likely_cause=words
         if attempt.witness
         else f"Consistent with this, and not proven: {words[0].lower()}{words[1:]}",
@@ -143,12 +143,12 @@ def _judged(case: Case, cause: Cause, attempt: Attempt | Diagnosis) -> Diagnosis
     )
 
 
-# FLOPs: a user's own figure, or another tool's MFU, against our count of the same steps.
+# FLOPs: a user's own value, or another tool's MFU, against our count of the same steps.
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A figure under question and what our count says it should be, in the same unit."""
+    """A value under question and what our count says it should be, in the same unit."""
 
     quantity: str
     observed: float
@@ -175,12 +175,12 @@ class Claim:
             strength=strength,
             cause=cause,
             fix=fix,
-            figures={"factor": factor},
+            metrics={"factor": factor},
         )
 
 
 def _claims(case: Case) -> Iterator[Claim]:
-    """Every figure that can be held against our count: the user's FLOPs, the window's, another tool's MFU."""
+    """Every value that can be held against our count: the user's FLOPs, the window's, another tool's MFU."""
     counted, user, mfu = case.counted_flops_per_batch, case.evidence.flops_per_batch, case.exact_mfu
     window, computed, ours = case.window_flops_per_batch, case.computed_mfu, case.bounded_mfu
     record = float(case.record.model_flops) if case.record is not None else 0.0
@@ -199,7 +199,7 @@ def _claims(case: Case) -> Iterator[Claim]:
 
 
 def _mfu_by_our_count(case: Case, user: float, counted: float) -> float | None:
-    """The reading with our count. It may hold the user's figure already (honoured if asked), or ours."""
+    """The reading with our count. It may hold the user's value already (honoured if asked), or ours."""
     mfu, exact, computed, window = case.bounded_mfu, case.exact_mfu, case.computed_mfu, case.window_flops_per_batch
     if mfu is None or exact is None:
         return None
@@ -268,8 +268,8 @@ def _palm_reading(case: Case) -> Iterator[Attempt]:
             witness=f"by the attended pairs alone MFU is {100 * exact:.3g}%",
             strength=EXACT,
             cause="Causal (or windowed, or packed) attention counted as its full square holds products that never run.",
-            fix="Read the exact convention; the PaLM convention is for comparison with published figures only.",
-            # What would be shown is the impossible figure.
+            fix="Read the exact convention; the PaLM convention is for comparison with published values only.",
+            # What would be shown is the impossible value.
             severity="error" if case.mfu is not None and case.mfu > hard_limit(case) else None,
         )
 
@@ -296,7 +296,7 @@ def _wrong_n(case: Case) -> Iterator[Attempt]:
             witness=f"{found}; {right + experts:,.5g} is with all experts",
             cause=all_experts,
             fix=f"Use N = {right:,.5g}: the experts that a token passes through.",
-            figures={"claimed_parameters": right + experts, "product_parameters": right, "variant": "with all experts"},
+            metrics={"claimed_parameters": right + experts, "product_parameters": right, "variant": "with all experts"},
         )
     variants = (
         ("with the embedding", embedding, "N holds the embedding table, which is looked up, not multiplied."),
@@ -325,7 +325,7 @@ def _wrong_n(case: Case) -> Iterator[Attempt]:
                     strength=strength,
                     cause=cause,
                     fix=f"Use N = {right:,.5g}: logical shapes, experts that a token passes, no look-up tables.",
-                    figures={"claimed_parameters": observed, "product_parameters": right, "variant": name},
+                    metrics={"claimed_parameters": observed, "product_parameters": right, "variant": name},
                 )
 
 
@@ -337,7 +337,7 @@ def _claimed_parameters(case: Case, right: float) -> Iterator[tuple[float, int]]
     elif e.flops_per_batch and window.tokens and window.steps > 0:
         six_d = 6 * window.tokens / window.steps
         if counted and math.isclose(e.flops_per_batch, counted, rel_tol=TOLERANCE):
-            return  # the user's figure is right
+            return  # the user's value is right
         # A round ratio has likelier causes than a sum of parameters that happens to lie there: then the nearest wins.
         ratio = e.flops_per_batch / (counted or right * six_d)
         strength = RATIO if _is_common(ratio) else EXACT
@@ -377,7 +377,7 @@ def _wrong_tokens(case: Case) -> Iterator[Attempt]:
             strength=DIRECT,
             cause=cause,
             fix=f"Use the {tokens:,} tokens that the window's steps computed on this rank, padding included.",
-            figures={"claimed_tokens": claimed, "tokens": tokens, "variant": name},
+            metrics={"claimed_tokens": claimed, "tokens": tokens, "variant": name},
         )
 
 
@@ -386,7 +386,7 @@ def _token_variants(case: Case, tokens: float) -> list[tuple[str, float, str]]:
     accumulated = [
         ("one micro-batch a step", tokens / accumulate, "Tokens of one micro-batch were taken for a whole step's."),
         (
-            "every micro-batch as a step",
+            "every micro-batch as per step",
             tokens * accumulate,
             "A whole step's tokens were counted for each micro-batch.",
         ),
@@ -441,7 +441,7 @@ def _world_in_reading(case: Case, ranks: int) -> Iterator[Attempt]:
             strength=DIRECT,
             cause=f"Numerator and denominator belong to different worlds: {words}.",
             fix="Divide the FLOPs of all ranks by the sum of their peaks, or one rank's by its own.",
-            figures={"world_size": ranks},
+            metrics={"world_size": ranks},
         )
 
 
@@ -514,7 +514,7 @@ def _peak(case: Case, right: float, predicted: float, **words: object) -> Attemp
     fields: dict[str, object] = {
         "tolerance": _PEAK_TOLERANCE,
         "strength": DIRECT,
-        "figures": {"peak_flops_per_s": used, "dense_peak_flops_per_s": right, "precision": case.precision},
+        "metrics": {"peak_flops_per_s": used, "dense_peak_flops_per_s": right, "precision": case.precision},
         **words,
     }
     return Attempt(
@@ -528,7 +528,7 @@ def _peak(case: Case, right: float, predicted: float, **words: object) -> Attemp
 
 
 def _behind_report(case: Case, right: float, other: float, words: str) -> Iterator[Attempt]:
-    """Another tool's MFU whose peak is unknown: the ratio of two peaks fits it, which is no proof."""
+    """Another tool's MFU whose peak is unknown: the ratio of two peaks fits it, which does not prove it."""
     reported, ours = case.evidence.reported_mfu, case.bounded_mfu
     is_right = case.peak_flops_per_s is not None and math.isclose(case.peak_flops_per_s, right, rel_tol=_PEAK_TOLERANCE)
     if reported and ours and is_right and ours > 0:
@@ -552,13 +552,13 @@ def _sparse_peak(case: Case) -> Iterator[Attempt]:
     if case.row is None and case.reading.peak_is_dense is False:
         sparse = case.peak_flops_per_s  # whoever gave the peak says so
     if sparse and dense is None:
-        dense = sparse / 2  # 2:4 sparsity doubles the rate of every part whose sheet prints both
+        dense = sparse / 2  # 2:4 sparsity doubles the rate of every part whose datasheet prints both
     if not (case.peak_flops_per_s and dense and sparse):
         return
-    yield from _behind_report(case, dense, sparse, "the sheet's figure for 2:4 structured sparsity")
+    yield from _behind_report(case, dense, sparse, "the datasheet's value for 2:4 structured sparsity")
     if case.peak_was_looked_up:
         words = f"the table gives {dense / 1e12:,.4g} TFLOP/s dense and {sparse / 1e12:,.4g} with 2:4 sparsity"
-        fix = f"Use the dense figure: peak={dense:.4g}, or leave the peak to the table."
+        fix = f"Use the dense value: peak={dense:.4g}, or leave the peak to the table."
         yield _peak(case, dense, sparse, witness=words, fix=fix)
 
 
@@ -573,8 +573,8 @@ def _precision_peak(case: Case) -> Iterator[Attempt]:
             case,
             right,
             used,
-            # The sparse figure of one precision is often the dense one of the next: then the sparse figure, which
-            # sheets print in large letters, is the likelier slip.
+            # The sparse value of one precision is often the dense one of the next: then the sparse value, which
+            # datasheets print in large letters, is the likelier slip.
             strength=EXACT,
             witness=f"{used / 1e12:,.4g} TFLOP/s is the {names} peak here, and the products ran in {case.precision}",
             cause=f"The peak is that of {names}; the products that were counted ran in {case.precision}.",
@@ -635,16 +635,16 @@ def _neighbour_peak(case: Case) -> Iterator[Attempt]:
 
 
 def _clock_exceeded(case: Case) -> Iterator[Diagnosis]:
-    """A reading just above 100% that the maximum clock over the sheet's clock accounts for: a note, never an error."""
+    """A reading just above 100%, by as much as the maximum clock is above the datasheet's: a note, never an error."""
     value, ratio = max((v for v in (case.bounded_mfu, case.hfu) if v is not None), default=0.0), case.clock_ratio
     if ratio and SOFT_LIMIT < value <= hard_limit(case) and value <= ratio:
         yield Diagnosis(
             code="nominal_clock_exceeded",
             severity="note",
             message=f"The reading is {100 * value:.1f}%; {case.device_name} runs at up to {100 * ratio:.1f}% of the "
-            "clock behind its sheet's figure.",
+            "clock behind its datasheet's value.",
             evidence={"value": value, "clock_ratio": ratio, "peak_flops_per_s": case.peak_flops_per_s},
-            likely_cause="The device ran above the clock that the sheet's peak is computed from.",
+            likely_cause="The device ran above the clock that the datasheet's peak is computed from.",
             fix="Nothing to do; lock the clocks to compare runs.",
         )
 
@@ -714,7 +714,7 @@ def _unsynced_timer(case: Case) -> Iterator[Attempt]:
         strength=DIRECT,
         cause="The host only queues the work: its clock stopped before the device had finished."
         + ("" if is_host else " The reading used the device's clock and stands; a host timer would not."),
-        figures={"host_elapsed_s": host_s, "device_elapsed_s": device_s, "steps": window.steps},
+        metrics={"host_elapsed_s": host_s, "device_elapsed_s": device_s, "steps": window.steps},
     )
 
 
@@ -740,7 +740,7 @@ def _warmup(case: Case) -> Iterator[Attempt]:
         f"{usual_s:.4g} s",
         strength=DIRECT,
         tolerance=0.10,
-        figures={"median_step_s": usual_s, "first_step_s": steps_s[0], "recompiles": case.window.recompiles},
+        metrics={"median_step_s": usual_s, "first_step_s": steps_s[0], "recompiles": case.window.recompiles},
     )
 
 
@@ -779,7 +779,7 @@ CAUSES = (
     Cause(
         "sparse_peak",
         _sparse_peak,
-        "The peak is the sheet's figure for 2:4 structured sparsity, which dense training cannot reach.",
+        "The peak is the datasheet's value for 2:4 structured sparsity, which dense training cannot reach.",
     ),
     Cause("wrong_precision_peak", _precision_peak),
     Cause("wrong_device_peak", _device_peak),
@@ -789,7 +789,7 @@ CAUSES = (
     Cause(
         "recompute_in_mfu",
         _recompute,
-        "The figure holds the recomputation of activation checkpointing: it is HFU, not MFU.",
+        "The value holds the recomputation of activation checkpointing: it is HFU, not MFU.",
         "Leave recomputation out of MFU, and report HFU beside it.",
     ),
     Cause(
@@ -826,6 +826,6 @@ CAUSES = (
     Cause("world_size", _world_size, fix=_SAME_BATCHES),
     Cause("nominal_clock_exceeded", _clock_exceeded),
 )
-"""In the order in which equally supported causes are given; words that depend on the figures are with the attempt."""
+"""In the order in which equally supported causes are given; words that depend on the values are with the attempt."""
 
 CAUSE_CODES = tuple(cause.code for cause in CAUSES)

@@ -36,8 +36,8 @@ def check(
         **more: fields of ``Evidence``, for a call in one line.
 
     Returns:
-        Causes that the evidence supports, best supported first; then the checks that failed; then causes that are no
-        more than consistent with the figures. Empty for a reading without a flaw.
+        Causes that the evidence supports, best supported first; then the checks that failed; then causes that are only
+        consistent with the values. Empty for a reading without a flaw.
 
     Raises:
         ConfigurationError: both ``evidence`` and its fields were given, or a field that it does not have.
@@ -55,7 +55,7 @@ def check(
 
 
 def _explained(failed: Diagnosis, named: Sequence[Diagnosis]) -> Diagnosis:
-    """A failed check tells the cause that was found in the place of the general advice."""
+    """A failed check names the cause that was found, in place of the general advice."""
     cause = next((d for d in named if d.severity == "error"), None)
     if cause is None or not failed.code.endswith("over_peak") or failed.severity != "error":
         return failed

@@ -29,7 +29,7 @@ class Diagnosis(PlainTypes):
     message: str = ""
     """What was seen and what was expected."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """The figures that support it, by name with their unit."""
+    """The values that support it, by name with their unit."""
     likely_cause: str = ""
     fix: str = ""
     """The next action."""
@@ -49,11 +49,11 @@ def withheld(diagnoses: Iterable[Diagnosis]) -> bool:
     return any(diagnosis.severity == "error" for diagnosis in diagnoses)
 
 
-_INTERNAL = frozenset({"strength", "distance", "witness"})  # told in words already
+_INTERNAL = frozenset({"strength", "distance", "witness"})  # already in the message
 
 
 def diagnosis_text(diagnoses: Iterable[Diagnosis]) -> str:
-    """Markdown: each diagnosis with what was seen, the likely cause, the fix, and its figures as a table.
+    """Markdown: each diagnosis with what was seen, the likely cause, the fix, and its values as a table.
 
     Args:
         diagnoses: in the order of ``check``, the best supported cause first.

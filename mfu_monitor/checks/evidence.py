@@ -29,14 +29,14 @@ def finite(value: float | None) -> float | None:
 class Evidence:
     """What somebody claimed, and what else is known: everything is optional, None is unknown.
 
-    *Claims* are figures under question (the user's own FLOPs, another tool's MFU). *Witnesses* are facts that a cause
+    *Claims* are values under question (the user's own FLOPs, another tool's MFU). *Witnesses* are facts that a cause
     must agree with before it is named.
 
     Example:
         >>> mm.check(reading, record, evidence=Evidence(flops_per_batch=model.flops_per_batch))
 
     Raises:
-        ConfigurationError: a figure is negative.
+        ConfigurationError: a value is negative.
     """
 
     # Claims.
@@ -88,21 +88,21 @@ class Evidence:
     achievable_flops_per_s: float | None = None
     """The best matrix product measured on this device at the active precision."""
     max_clock_ratio: float | None = None
-    """Maximum clock over the clock of the sheet's figure; looked up where it is None."""
+    """Maximum clock over the clock of the datasheet's value; looked up where it is None."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, int | float) and not value >= 0:
                 raise ConfigurationError(
-                    f"Evidence({f.name}={value!r}): a figure of at least 0 was expected, or None where it is unknown, "
+                    f"Evidence({f.name}={value!r}): a value of at least 0 was expected, or None where it is unknown, "
                     f"for example Evidence({f.name}=None)."
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A reading, its evidence, and the figures that several checks need. Each property is None where it is unknown."""
+    """A reading, its evidence, and the values that several checks need. Each property is None where it is unknown."""
 
     reading: UtilizationReading
     record: StepRecord | None = None
@@ -153,7 +153,7 @@ class Case:
         if self.mfu is None or self.reading.convention != "palm" or not (model and palm):
             return self.mfu
         computed = self.computed_mfu
-        # A reading labelled palm whose figure is the exact one already is left as it is.
+        # A reading labelled palm whose value is the exact one already is left as it is.
         if computed is not None and math.isclose(self.mfu, computed, rel_tol=0.005):
             return self.mfu
         return self.mfu * model / palm
@@ -208,7 +208,7 @@ class Case:
 
     @property
     def counted_flops_per_batch(self) -> float | None:
-        """Our own count: the window's mean, or the record's where the window holds the user's figure or none."""
+        """Our own count: the window's mean, or the record's where the window holds the user's value or none."""
         window = None if self.evidence.flops_per_batch_is_used else self.window_flops_per_batch
         record = float(self.record.model_flops) if self.record is not None and self.record.model_flops else None
         return window or record
@@ -235,10 +235,10 @@ class Case:
 
     @property
     def clock_ratio(self) -> float | None:
-        """The clock that was read in the window over the sheet's; the highest there is where none was read."""
+        """The clock that was read in the window over the datasheet's; the highest there is where none was read."""
         read = self.window.sm_clock_mhz
-        sheet = self.row.tensor_clock_mhz or self.row.boost_clock_mhz if self.row else None
-        return read / sheet if read and sheet else self.max_clock_ratio
+        nominal = self.row.tensor_clock_mhz or self.row.boost_clock_mhz if self.row else None
+        return read / nominal if read and nominal else self.max_clock_ratio
 
     @property
     def peak_source(self) -> str:
@@ -246,7 +246,7 @@ class Case:
 
     @property
     def peak_was_looked_up(self) -> bool:
-        """False for a measured or derived peak: its figure is this device's own, and nobody took it from a sheet."""
+        """False for a measured or derived peak: its value is this device's own, and nobody took it from a datasheet."""
         return not self.peak_source.startswith(("measured", "derived"))
 
     @property
@@ -266,7 +266,7 @@ class Case:
             return present / whole
         return None if " MIG" in self.device_name else 1.0
 
-    def figures(self) -> Mapping[str, object]:
+    def metrics(self) -> Mapping[str, object]:
         """Numerator, denominator and the like, for a message about the reading itself."""
         known = {
             "mfu": self.mfu,

@@ -19,22 +19,22 @@ __all__ = [
 ]
 
 SOFT_LIMIT = 1.00
-"""By definition no dense product runs above the peak at the sheet's clock."""
+"""By definition no dense product runs above the peak at the datasheet's clock."""
 
 HARD_LIMIT = 1.05
-"""Above it a boost clock is no excuse: bare matrix products exceed the sheet by a few hundredths where a part boosts,
-and a whole training step stays far below its best product, since softmax, norms, the optimizer and waiting count no
-FLOPs and take time."""
+"""Above it a boost clock does not explain a reading: bare matmuls exceed the datasheet peak by a few hundredths where a
+part boosts, and a whole training step stays far below its best matmul, since softmax, norms, the optimizer and waiting
+count no FLOPs and take time."""
 
 PLAUSIBLE_MFU = (0.001, 0.80)
 """Where a training step's MFU can lie. Good published runs reach 0.46 (PaLM, https://arxiv.org/abs/2204.02311) to 0.54
-(Korthikanti et al., https://arxiv.org/abs/2205.05198); large bare products, about 0.8 of the sheet, bound what a step
-can do. Below a thousandth nothing is impossible, but no correction that leads there convinces."""
+(Korthikanti et al., https://arxiv.org/abs/2205.05198); large bare matmuls, about 0.8 of the datasheet, bound what a
+step can do. Below a thousandth nothing is impossible, but no correction that leads there convinces."""
 
 SUSPICIOUS_NOTE = 0.60
 SUSPICIOUS_WARNING = 0.80
 """Where nothing was measured on the device. Published training runs end near 0.55, large bare products near 0.8 of the
-sheet (see ``PLAUSIBLE_MFU`` and docs/diagnoses.md)."""
+datasheet (see ``PLAUSIBLE_MFU`` and docs/diagnoses.md)."""
 
 LAST_LEVEL_CACHE_BYTES = 256 * 2**20
 """The largest cache before memory among the parts of the table (MI300X Infinity Cache, AMD CDNA 3 white paper): what
@@ -75,16 +75,16 @@ def _rate(value: float) -> str:
 
 def ratio_in_words(case: Case) -> str:
     """Numerator and denominator of a reading, both named with their source."""
-    figures = case.figures()
-    flops = figures.get("device_model_flops_per_s")
-    numerator = f"{_rate(float(flops))} of model FLOPs a device" if isinstance(flops, float | int) else "model FLOP/s"
-    peak, source = case.peak_flops_per_s, figures.get("peak_source") or "source unknown"
+    known = case.metrics()
+    flops = known.get("device_model_flops_per_s")
+    numerator = f"{_rate(float(flops))} of model FLOPs per device" if isinstance(flops, float | int) else "model FLOP/s"
+    peak, source = case.peak_flops_per_s, known.get("peak_source") or "source unknown"
     denominator = f"a peak of {_rate(peak)}" if peak else "the peak"
     return f"{numerator} over {denominator} ({case.precision or 'precision unknown'}, {case.device_name}; {source})"
 
 
 def _name_of_bounded(case: Case) -> str:
-    """What ``bounded_mfu`` is called: where it is the weighted one, the two figures behind it do not give it."""
+    """What ``bounded_mfu`` is called: where it is the weighted one, the two values behind it do not give it."""
     if finite(case.reading.mfu_weighted) is None:
         return "MFU"
     plain = "" if case.exact_mfu is None else f", {_percent(case.exact_mfu)} against {case.precision} alone,"
@@ -92,11 +92,13 @@ def _name_of_bounded(case: Case) -> str:
 
 
 def _cause_of(case: Case) -> str:
-    """A peak that is no sheet's is the first suspect."""
+    """A peak that is not from a datasheet is the first suspect."""
     if case.peak_source.startswith("user"):
         return "The peak was given by hand: it is the first to check. " + _GENERIC_CAUSE
     if case.peak_source.startswith("measured"):
-        return "The peak was measured, and is no limit: the device may have been busy or slower then; measure it again."
+        return (
+            "The peak was measured, and is not a limit: the device may have been busy or slower then; measure it again."
+        )
     return _GENERIC_CAUSE
 
 
@@ -110,16 +112,16 @@ def _over_peak(case: Case, code: str, name: str, value: float | None) -> Diagnos
     verdict = (
         f"more than {_percent(limit)} is impossible, so it is withheld."
         if severity == "error"
-        else "slightly above the peak; parts that boost above the sheet's clock can do that."
+        else "slightly above the peak; parts that boost above the datasheet's clock can do that."
     )
     return Diagnosis(
         code=code,
         severity=severity,
         message=f"{name} is {_percent(value)} ({ratio_in_words(case)}); at most 100% was expected: {verdict}{by_clock}",
-        evidence={**case.figures(), "value": value, "hard_limit": limit, "max_clock_ratio": ceiling},
+        evidence={**case.metrics(), "value": value, "hard_limit": limit, "max_clock_ratio": ceiling},
         likely_cause=_cause_of(case)
         if severity == "error"
-        else "The clock runs above the one behind the sheet's figure.",
+        else "The clock runs above the one behind the datasheet's value.",
         fix=_GENERIC_FIX if severity == "error" else "Nothing to do; compare runs at the same clocks.",
     )
 
@@ -136,7 +138,7 @@ def mfu_over_peak(case: Case) -> Diagnosis | None:
         severity="note",
         message=f"MFU against the {case.precision} peak alone is {_percent(mfu)}; weighted by precision it is "
         f"{_percent(weighted)}, which physics allows.",
-        evidence={**case.figures(), "mfu_weighted": weighted},
+        evidence={**case.metrics(), "mfu_weighted": weighted},
         likely_cause="Part of the FLOPs ran in a precision with a higher peak.",
         fix="Read utilization/mfu_weighted for this run.",
     )
@@ -167,7 +169,7 @@ def hfu_below_mfu(case: Case) -> Diagnosis | None:
         message=f"HFU is {_percent(case.hfu)} and below MFU, {_percent(case.mfu)}; hardware FLOPs contain the model "
         "FLOPs, so HFU is at least MFU.",
         evidence={
-            **case.figures(),
+            **case.metrics(),
             "hardware_flops": case.window.hardware_flops,
             "model_flops": case.window.model_flops,
         },
@@ -177,7 +179,7 @@ def hfu_below_mfu(case: Case) -> Diagnosis | None:
 
 
 def suspicious_mfu(case: Case) -> Diagnosis | None:
-    """Possible by the sheet, and above what training reaches: a note, then a warning, by the best measured product."""
+    """Below the datasheet peak and above what training reaches: a note or a warning, by the best measured matmul."""
     mfu, peak = case.bounded_mfu, case.peak_flops_per_s
     if mfu is None or mfu > SOFT_LIMIT:
         return None
@@ -198,7 +200,7 @@ def suspicious_mfu(case: Case) -> Diagnosis | None:
         message=f"{_name_of_bounded(case)} is {_percent(mfu)} ({ratio_in_words(case)}); {basis} is about "
         f"{_percent(warning)} of the peak, "
         f"and whole training steps stay below {_percent(note)} as a rule.",
-        evidence={**case.figures(), "note_above": note, "warning_above": warning, "achievable_fraction": achievable},
+        evidence={**case.metrics(), "note_above": note, "warning_above": warning, "achievable_fraction": achievable},
         likely_cause="Possible for large products and little else; more often FLOPs counted twice or a peak too low.",
         fix="Compare with `mfu-monitor bench`, which measures the best product of this device.",
     )
@@ -237,7 +239,7 @@ def faster_than_bandwidth(case: Case) -> Diagnosis | None:
 
 
 def lower_bound(case: Case) -> Diagnosis | None:
-    """Operators ran that could not be counted: the true figure is higher."""
+    """Operators ran that could not be counted: the true value is higher."""
     is_bound = case.window.is_lower_bound or "lower_bound" in case.reading.exactness
     if not is_bound and not (case.record is not None and case.record.is_lower_bound):
         return None
@@ -264,10 +266,10 @@ def rate_is_none(case: Case) -> Diagnosis | None:
     reason, fix = _missing(case)
     return Diagnosis(
         code="rate_is_none",
-        # A number that is none (NaN, infinity, below zero) must not be shown; an absent one cannot be.
+        # A value that is not a number (NaN, infinity, below zero) must not be shown; an absent one cannot be.
         severity="warning" if case.reading.mfu is None or case.mfu == 0 else "error",
         message=f"There is no MFU for this window: {case.reading.reason or reason}.",
-        evidence={**case.figures(), "reason": case.reading.reason or reason},
+        evidence={**case.metrics(), "reason": case.reading.reason or reason},
         likely_cause=reason[0].upper() + reason[1:] + ".",
         fix=fix,
     )

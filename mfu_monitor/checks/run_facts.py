@@ -48,15 +48,15 @@ class RunFacts:
 
     @property
     def flops_per_batch(self) -> float | None:
-        """The user's own figure: an option, or ``model.flops_per_batch`` as Lightning's ThroughputMonitor wants it."""
+        """The user's own value: an option, or ``model.flops_per_batch`` as Lightning's ThroughputMonitor wants it."""
         value = self._claimed or getattr(self._model, "flops_per_batch", None)
         if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value <= sys.float_info.max:
-            return None  # numpy's numbers are Real too; what is above a float's range, or is no number, is no figure
+            return None  # numpy's numbers are Real too; what is above a float's range, or NaN, is not usable
         return float(value) if float(value) > 0 else None
 
     @property
     def uses_own_figure(self) -> bool:
-        """True where MFU is to be reported by the user's figure."""
+        """True where MFU is to be reported by the user's value."""
         return self._uses_claim and self.flops_per_batch is not None
 
     def achievable_flops_per_s(self, precision: str | None) -> float | None:
@@ -69,7 +69,7 @@ class RunFacts:
         return self._measured[precision]
 
     def forget_measurements(self) -> None:
-        """Something was measured anew: ask again."""
+        """Something was measured again: ask again."""
         self._measured.clear()
 
     def evidence(self, window: StepWindow, precision: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line, ``mfu-monitor``: one file a command, each with a ``register(app)``."""
+"""The command line, ``mfu-monitor``: one file per command, each with a ``register(app)``."""
 
 from __future__ import annotations
 

@@ -106,4 +106,4 @@ def _print(report: BenchReport, output: Path) -> None:
         told = ", ".join(f"{name} {value}" for name, value in state.items() if value)
         if told:
             typer.echo(f"conditions after {bench.precision}: {told}")
-    typer.echo(f"saved to {output}; peak='measure' uses these figures from now on")
+    typer.echo(f"saved to {output}; peak='measure' uses these values from now on")

@@ -123,7 +123,7 @@ def _dtype(name: str | None) -> Any:
 def module_rows(
     model: LoadedModel, record: StepRecord, *, depth: int = 5, expand: bool = False, peak: DevicePeak | None = None
 ) -> list[ModuleRow]:
-    """One row a module down to ``depth``; numbered siblings of one kind share a row unless ``expand``.
+    """One row per module down to ``depth``; numbered siblings of one kind share a row unless ``expand``.
 
     Args:
         model: what was counted.

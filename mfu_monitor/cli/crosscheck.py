@@ -63,11 +63,11 @@ class _Traced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Another figure beside ours."""
+    """Another value beside ours."""
 
     name: str
     flops: int | None
-    """None where that way gives no figure; ``reasons`` says why."""
+    """None where that way gives no value; ``reasons`` says why."""
     ours: int
     reasons: tuple[str, ...] = ()
 
@@ -119,7 +119,9 @@ def _fvcore(model: LoadedModel, record: StepRecord) -> Comparison:
         reason = f"fvcore cannot trace this model: {type(error).__name__}: {str(error).splitlines()[0]}"
         return Comparison(name=name, flops=None, ours=forward.model_flops, reasons=(reason,))
     extra = {op: count for op, count in traced.by_operator.items() if op not in FVCORE_PRODUCTS}
-    parts = [(f"fvcore counts {op}, which is no product", count) for op, count in extra.items()]
+    parts = [
+        (f"fvcore counts {op}, which is not a matmul, attention or convolution", count) for op, count in extra.items()
+    ]
     parts += _missing_in_fvcore(record, traced)
     parts += _wholes_missing_in_fvcore(record, traced)
     return _explained(name, sum(traced.by_operator.values()), forward.model_flops, parts)

@@ -11,7 +11,7 @@ from mfu_monitor.hardware.table import nearest_names
 
 __all__ = ["find_device", "override_peak"]
 
-# Above these a figure was given in FLOP/s or bytes/s: no device of the table has a thousandth of them.
+# Above these a value was given in FLOP/s or bytes/s: no device of the table has a thousandth of them.
 _MOST_TFLOPS = 1e8
 _MOST_TB_S = 1e6
 
@@ -62,7 +62,7 @@ def find_device(
 def override_peak(
     peak: DevicePeak | None, *, precision: str, peak_tflops: float | None, bandwidth_tb_s: float | None
 ) -> DevicePeak:
-    """The device with the user's own figures (TFLOP/s at ``precision``, TB/s) in place of the table's."""
+    """The device with the user's own values (TFLOP/s at ``precision``, TB/s) in place of the table's."""
     for option, value, limit, example in (
         ("--peak-tflops", peak_tflops, _MOST_TFLOPS, "989"),
         ("--bandwidth-tb-s", bandwidth_tb_s, _MOST_TB_S, "3.35"),

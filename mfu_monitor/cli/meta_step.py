@@ -223,7 +223,7 @@ class _AttentionCall:
 
     @property
     def has_values(self) -> bool:
-        """True for a mask that tells which pairs it hides."""
+        """True for a mask whose contents say which pairs it hides."""
         return isinstance(self.attn_mask, torch.Tensor) and not self.attn_mask.is_meta
 
     def fits_fused(self) -> bool:

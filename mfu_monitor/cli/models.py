@@ -61,7 +61,7 @@ def load_model(
             stays as it is.
 
     Raises:
-        ConfigurationError: nothing of that name, or no way to tell its inputs.
+        ConfigurationError: nothing of that name, or its inputs cannot be derived.
     """
     if ":" in source and not Path(source).exists():
         return _from_factory(source, shapes or [], dtype)
@@ -206,8 +206,8 @@ def _read_config(path: Path) -> Any:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{str(file)!r} is no Hugging Face configuration ({type(error).__name__}: {error}); expected JSON with a "
-            "'model_type'."
+            f"{str(file)!r} is not a Hugging Face configuration ({type(error).__name__}: {error}); expected JSON with "
+            "a 'model_type'."
         ) from None
     try:
         from transformers import AutoConfig

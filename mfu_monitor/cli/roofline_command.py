@@ -88,7 +88,7 @@ def register(app: typer.Typer) -> None:
     add_command(group, "matmul", MatmulOptions, _matmul)
     add_command(group, "attention", AttentionOptions, _attention)
     for name, kind in ELEMENTWISE.items():
-        text = f"{name}: {kind.operations} operations an element ({kind.source})."
+        text = f"{name}: {kind.operations} operations per element ({kind.source})."
         add_command(group, name, ElementwiseOptions, functools.partial(_elementwise, name), help=text)
     app.add_typer(group, name="roofline")
 
@@ -198,13 +198,13 @@ def _print(rows: list[_Row], peak: DevicePeak, dtype: str) -> None:
     for title in ("FLOP/B", "TFLOP/s", "bound", "time us"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        figures = (
+        cells = (
             f"{row.arithmetic_intensity:.1f}",
             f"{row.attainable_tflops:.1f}",
             row.bound,
             f"{row.ideal_time_us:.1f}",
         )
-        table.add_row(row.kernel, *figures)
+        table.add_row(row.kernel, *cells)
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them: ``70B`` parameters, ``15T`` tokens, ``989T`` FLOP/s, ``3k`` tokens a second."""
+"""Quantities as people write them: ``70B`` parameters, ``15T`` tokens, ``989T`` FLOP/s, ``3k`` tokens per second."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _embedding_weights(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _product_weights(model: nn.Module) -> set[int]:
-    """Weights of modules that are no embeddings, by identity: a tied output projection is one of them."""
+    """Weights of modules that are not embeddings, by identity: a tied output projection is one of them."""
     return {
         id(parameter)
         for module in model.modules()

@@ -171,10 +171,10 @@ def _gradients_of_current_node() -> Sequence[bool]:
 
 
 def logical_width(padded_width: int, scale: float | None) -> int:
-    """Head width before padding, told by the scale that the caller took from it: ``1 / sqrt(width)``.
+    """Head width before padding, derived from the scale that the caller took from it: ``1 / sqrt(width)``.
 
     The kernels are called with padded operands and the unpadded width's scale; without this, model FLOPs would depend
-    on the backend. A scale that is no such number leaves the width as it is.
+    on the backend. A scale that is not of this form leaves the width as it is.
 
     Example:
         >>> logical_width(24, 20 ** -0.5), logical_width(24, None), logical_width(64, 0.1)

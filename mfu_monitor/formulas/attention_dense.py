@@ -85,7 +85,7 @@ def window_pairs(
     right: int | None = None,
     alignment: Alignment = "bottom_right",
 ) -> int:
-    """Pairs with ``-left <= j - (i + offset) <= right``; None on a side is no limit there.
+    """Pairs with ``-left <= j - (i + offset) <= right``; None on a side means no limit there.
 
     A causal window that keeps W keys, the query's own included, is ``left=W-1, right=0``: ``W*S - W(W-1)/2`` pairs
     for ``W <= S``.
@@ -101,7 +101,7 @@ def window_pairs(
 
 
 def band_pairs(q_len: int, k_len: int, *, low: int | None = None, high: int | None = None) -> int:
-    """Pairs with ``low <= j - i <= high``; None is no limit. An empty band has 0 pairs."""
+    """Pairs with ``low <= j - i <= high``; None means no limit. An empty band has 0 pairs."""
     upper = q_len * k_len if high is None else _pairs_up_to_diagonal(q_len, k_len, high)
     lower = 0 if low is None else _pairs_up_to_diagonal(q_len, k_len, low - 1)
     return max(0, upper - lower)
@@ -130,7 +130,7 @@ def document_pairs(
 
     Args:
         lengths: one pair a document; attention never crosses documents.
-        low: smallest offset kept, from the document's own diagonal; None is no limit.
+        low: smallest offset kept, from the document's own diagonal; None means no limit.
         high: largest offset kept; 0 is causal.
         alignment: the corner that the diagonal of each document starts from.
 

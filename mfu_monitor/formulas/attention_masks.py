@@ -63,7 +63,7 @@ def attended_pairs(
         diagonal: 0 for the top-left corner, ``k_len - q_len`` for the bottom-right one.
 
     Returns:
-        The number of pairs, or None when the mask has no contents, or is no mask by its type or shape.
+        The number of pairs, or None when the mask has no contents, or is not a mask by its type or shape.
 
     Example:
         >>> attended_pairs(torch.ones(4, 4, dtype=torch.bool).tril(), batch=2, heads=3, q_len=4, k_len=4)

@@ -134,7 +134,7 @@ def _flash_pairs(call: OperatorCall, lengths: Lengths) -> int:
 
 
 def _flash_band(call: OperatorCall) -> Band:
-    """-1, or any negative number, is no limit; causal is a right limit of 0."""
+    """-1, or any negative number, means no limit; causal is a right limit of 0."""
     window = argument(call, "window_size", default=(None, None))
     left = argument(call, "window_size_left", "window_left", default=window[0])
     right = argument(call, "window_size_right", "window_right", default=window[1])

@@ -1,4 +1,4 @@
-"""Operators that count 0 FLOPs by convention: everything that is no matrix product, attention or convolution.
+"""Operators that count 0 FLOPs by convention: everything that is not a matmul, attention or convolution.
 
 An operator is ignored when it is in a list below, or by one of these rules:
 
@@ -95,7 +95,7 @@ IGNORED_GROUPS: Mapping[str, str] = {
         multilabel_margin_loss_forward multilabel_margin_loss _ctc_loss _cudnn_ctc_loss miopen_ctc_loss
         _use_cudnn_ctc_loss _use_miopen_ctc_loss _cdist_backward _pdist_forward _pdist_backward
     """,
-    "Fourier transforms: left out, as they are no dense products": """
+    "Fourier transforms: left out, as they are not dense matmuls": """
         _fft_c2c _fft_c2r _fft_r2c
     """,
     "factorisations, solves and what follows from them: not counted by convention": """

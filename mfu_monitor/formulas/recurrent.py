@@ -167,7 +167,7 @@ def _rows(sequence: torch.Tensor) -> int:
 def _layers(weights: Sequence[torch.Tensor]) -> list[RecurrentLayer]:
     """Layers and directions of a flat list w_ih, w_hh, [b_ih, b_hh], [w_hr], ...
 
-    A projection ends its layer; it is told from the next input matrix by its rows, fewer than the gates' ones.
+    A projection ends its layer; it differs from the next input matrix by its rows, fewer than the gates' ones.
     """
     matrices = [weight for weight in weights if weight.dim() == 2]
     gate_rows = matrices[0].shape[0]

@@ -211,7 +211,7 @@ def _qualified_name(op: Any) -> str:
     raise ConfigurationError(
         f"a FLOP formula cannot be registered for {op!r}: expected torch.ops.<namespace>.<name>, one of its overloads, "
         'what torch.library.custom_op returned, or a qualified name such as "mylib::attn". '
-        "A plain Python function is no operator: give its module a formula with register_module_formula."
+        "A plain Python function is not an operator: give its module a formula with register_module_formula."
     )
 
 

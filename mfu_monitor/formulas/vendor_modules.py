@@ -97,7 +97,7 @@ def _batch_sequence_heads_width(qkv_format: str, shape: Sequence[int]) -> tuple[
 
 
 def _band(mask_type: str, window: tuple[int, int] | None, q_len: int, k_len: int) -> tuple[int | None, int | None]:
-    """Smallest and largest offset j - i that is attended; None is no limit."""
+    """Smallest and largest offset j - i that is attended; None means no limit."""
     if "padding" in mask_type or "arbitrary" in mask_type:
         raise UncountableCallError(
             f"DotProductAttention with attn_mask_type={mask_type!r}: which pairs are attended is in the contents of a "

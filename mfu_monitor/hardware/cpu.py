@@ -1,7 +1,7 @@
 """A CPU's theoretical peak: a range with low confidence, given only on request.
 
-``cores usable x clock x FLOP per cycle and core``. The flags do not tell the width of every unit, and no operating
-system tells the clock that all cores hold under vector load, so this is a bracket; a measured product is the better
+``cores usable x clock x FLOP per cycle and core``. The flags do not state the width of every unit, and no operating
+system reports the clock that all cores hold under vector load, so this is a bracket; a measured product is the better
 denominator.
 """
 
@@ -42,7 +42,7 @@ class CpuPeakRange:
     device_name: str
     low_flops_per_s_by_precision: Mapping[str, float]
     high_flops_per_s_by_precision: Mapping[str, float] | None
-    """None where the boost clock is unknown: the true peak then lies somewhere above the low figure."""
+    """None where the boost clock is unknown: the true peak then lies somewhere above the low value."""
     source: str
     confidence: str = "low"
     notes: tuple[str, ...] = field(default=())
@@ -125,7 +125,7 @@ def describe_cpu(cpuinfo: str, *, allowed_cpus: set[int], high_clock_hz: float |
     Args:
         cpuinfo: The file's text.
         allowed_cpus: Logical processors that this process may run on; SMT siblings count as one core.
-        high_clock_hz: Boost clock, where cpufreq tells it.
+        high_clock_hz: Boost clock, where cpufreq reports it.
     """
     blocks = [_fields(block) for block in cpuinfo.strip().split("\n\n")]
     first = blocks[0] if blocks else {}

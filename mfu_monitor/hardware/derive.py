@@ -33,10 +33,10 @@ class _Rates:
     half_rate_fma: Mapping[str, float] | None = None
     """Parts that accumulate in FP32 at half rate: GeForce, and a few others by name."""
     clock_ratio: float = 1.0
-    """Clock of the sheet's tensor figures over the maximum clock."""
+    """Clock of the datasheet's tensor values over the maximum clock."""
 
     def clock_of(self, precision: str) -> float:
-        """The clock to reckon with, over the maximum: sheets lower it for tensor figures, not for fp32 and fp64."""
+        """The clock behind the peak over the maximum; datasheets lower it for tensor peaks, not for fp32 and fp64."""
         return 1.0 if precision in ("fp64", "fp32") else self.clock_ratio
 
 
@@ -59,7 +59,7 @@ _NVIDIA: Mapping[tuple[int, int], _Rates] = {
     (8, 0): _Rates(fma={"fp64": 64, "fp32": 64, "tf32": 512, "fp16": 1024, "bf16": 1024, "int8": 2048}),
     (8, 6): _Rates(fma=_AMPERE_PRO, half_rate_fma=_AMPERE_HALF),
     (8, 9): _Rates(fma={**_AMPERE_PRO, "fp8": 1024}, half_rate_fma={**_AMPERE_HALF, "fp8": 512}),
-    # Data-center sheets since Hopper rate the tensor cores below the maximum SM clock: 1830 of 1980 MHz (H100 SXM),
+    # Data-center datasheets since Hopper rate the tensor cores below the maximum SM clock: 1830 of 1980 MHz (H100 SXM),
     # 1856 of 1965 (B200), 1856 of 2032 (B300).
     (9, 0): _Rates(fma=_HOPPER, clock_ratio=0.92),
     (10, 0): _Rates(fma=_BLACKWELL, clock_ratio=0.945),
@@ -108,8 +108,8 @@ def derive_peak(device: torch.device | str | DeviceProperties, *, warn: bool = T
 def derive_from_properties(device: DeviceProperties) -> tuple[DevicePeak, str] | tuple[None, str]:
     """The derived peak, or None and the reason.
 
-    Refused for export-capped parts and vGPU profiles, whose rates their silicon does not tell, and where the device
-    says neither SM count nor clock nor architecture.
+    Refused for export-capped parts and vGPU profiles, whose rates do not follow from their silicon, and where the
+    device says neither SM count nor clock nor architecture.
     """
     if device.device_type == "cpu":
         return _derived_cpu_peak(cpu_peak_range(read_cpu()))
@@ -129,7 +129,7 @@ def derive_from_properties(device: DeviceProperties) -> tuple[DevicePeak, str] |
             source=_source(device, rates, is_half_rate=is_half_rate),
             confidence="low",
             max_clock_ratio=1 / rates.clock_ratio if rates.clock_ratio < 1 else None,
-            notes=("derived, not a vendor figure; bandwidth unknown",),
+            notes=("derived, not a vendor value; bandwidth unknown",),
         ),
         "",
     )

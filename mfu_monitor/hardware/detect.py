@@ -70,7 +70,7 @@ def look_up_peak(
     if custom is not None:
         return custom, ""
     if device.device_type in ("cpu", "meta"):
-        return None, "a CPU has no dense peak that a sheet states"
+        return None, "a CPU has no dense peak that a datasheet states"
     match = find_row(device)
     peak = peak_of_match(match, device)
     return (peak, "") if peak is not None else (None, match.reason)
@@ -160,7 +160,7 @@ def _device_unit_note(row: PeakRow, devices: int) -> tuple[str, ...]:
         return ()
     if devices > 1:
         return (f"the whole chip, which is {devices} torch devices ({row.torch_device_unit})",)
-    return (f"one torch device is 1/{row.torch_devices} of the product on the sheet ({row.torch_device_unit})",)
+    return (f"one torch device is 1/{row.torch_devices} of the product on the datasheet ({row.torch_device_unit})",)
 
 
 def unknown_peak_message(name: str, reason: str) -> str:

@@ -27,18 +27,18 @@ class DevicePeak:
     """FLOP/s by ``"fp64" "fp32" "tf32" "fp16" "bf16" "fp8" "fp4" "int8"``; a missing key: the part has no such unit."""
     bytes_per_s: float | None = None
     source: str = ""
-    """Where the figures come from: ``"table: <sheet>"``, ``"measured"``, ``"user"``, ``"derived: <assumptions>"``."""
+    """Where they come from: ``"table: <datasheet>"``, ``"measured"``, ``"user"``, ``"derived: <assumptions>"``."""
     confidence: str = ""
     is_dense: bool = True
     max_clock_ratio: float | None = None
-    """Maximum clock over the clock of the sheet's tensor figure: the factor by which a reading can really exceed 1."""
+    """Maximum clock over the clock of the datasheet's tensor peak: how far a reading can really exceed 1."""
     notes: tuple[str, ...] = ()
     key: str = ""
     """The row of the packaged table that the device was recognised as; empty where it was not."""
     sparse_flops_per_s_by_precision: Mapping[str, float] = field(default_factory=dict)
-    """The 2:4 sparse figures of that row, kept to recognise them when somebody uses one; never a denominator here."""
+    """The 2:4 sparse values of that row, kept to recognise them when somebody uses one; never a denominator here."""
     missing_reason_by_precision: Mapping[str, str] = field(default_factory=dict)
-    """Why a precision has no figure."""
+    """Why a precision has no value."""
 
     def flops_per_s(self, dtype: torch.dtype | str) -> float | None:
         """Dense FLOP/s for a torch dtype or a precision name; None if the part has no such unit.
@@ -58,7 +58,7 @@ class DevicePeak:
         return precision
 
     def sparse_flops_per_s(self, dtype: torch.dtype | str) -> float | None:
-        """The 2:4 structured-sparsity figure, for diagnosis only; None where the part has none."""
+        """The 2:4 structured-sparsity value, for diagnosis only; None where the part has none."""
         precision = self.precision(dtype)
         return None if precision is None else self.sparse_flops_per_s_by_precision.get(precision)
 

@@ -69,7 +69,7 @@ class PrecisionBench:
     precision: str
     rates: tuple[ProductRate, ...] = ()
     conditions: NvmlReading | None = None
-    """Clock, power limit and temperature right after the products, where NVML can tell."""
+    """Clock, power limit and temperature right after the products, where NVML reports them."""
     table_flops_per_s: float | None = None
     """The dense peak of the table, where it knows the device."""
 
@@ -142,7 +142,7 @@ def bench_shapes(device_type: str) -> tuple[Shape, ...]:
 
 
 def default_precisions(device: torch.device) -> tuple[str, ...]:
-    """What people train in on this device: all of the table's figures that can be measured, or fp32 and bf16."""
+    """What people train in on this device: all of the table's values that can be measured, or fp32 and bf16."""
     peak = device_peak(device, warn=False)
     known = tuple(p for p in MEASURABLE_PRECISIONS if peak is not None and peak.flops_per_s(p) is not None)
     return known or ("fp32", "bf16")

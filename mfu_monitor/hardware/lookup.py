@@ -206,7 +206,7 @@ def _why_unknown(parsed: ParsedName) -> str:
 
 
 def _rows_by_silicon(device: DeviceProperties) -> tuple[PeakRow, ...]:
-    """AMD without amdgpu.ids: the driver reports a generic name, the gfx name and the CU count still tell."""
+    """AMD without amdgpu.ids: the driver reports a generic name, the gfx name and the CU count still identify it."""
     is_generic = _GENERIC_AMD_NAME.match(" ".join(device.name.upper().split())) is not None
     if not is_generic or device.gcn_arch not in _IDENTIFIED_BY_SILICON:
         return ()
@@ -216,9 +216,9 @@ def _rows_by_silicon(device: DeviceProperties) -> tuple[PeakRow, ...]:
 
 
 def _one_of_equals(rows: Sequence[PeakRow]) -> Sequence[PeakRow]:
-    """Rows with the same figures (MI210 and one GCD of an MI250) need not be told apart."""
-    figures = {(tuple(row.tflops.items()), row.memory_bandwidth_tb_s) for row in rows}
-    return rows[:1] if len(figures) == 1 else rows
+    """Rows with the same values (MI210 and one GCD of an MI250) need not be distinguished."""
+    kinds = {(tuple(row.tflops.items()), row.memory_bandwidth_tb_s) for row in rows}
+    return rows[:1] if len(kinds) == 1 else rows
 
 
 def _agrees_with_silicon(row: PeakRow, device: DeviceProperties) -> bool:
@@ -257,7 +257,7 @@ def _ambiguity(rows: Sequence[PeakRow], is_by_product: bool) -> str:
         f"{row.name} ({row.sm_count} {'CUs' if row.vendor == 'AMD' else 'SMs'}, {row.memory_gb or '?'} GB)"
         for row in rows
     )
-    return f"its name is shared by different parts, and nothing else tells them apart here: {kinds}"
+    return f"its name is shared by different parts, and nothing else distinguishes them here: {kinds}"
 
 
 def labels_of(rows: Sequence[PeakRow]) -> str:
@@ -296,7 +296,7 @@ def _mig_sm_count(row: PeakRow, profile: str | None) -> int | None:
 
 
 def _gigabytes(device: DeviceProperties) -> float | None:
-    """Nearest reading of the memory size: sheets count GB and GiB as they like, so compare in GiB and GB both."""
+    """Nearest reading of the memory size: datasheets count GB and GiB as they like, so compare in GiB and GB both."""
     return None if device.memory_bytes is None else device.memory_bytes / 2**30
 
 

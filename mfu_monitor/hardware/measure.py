@@ -65,7 +65,7 @@ def measure_peak(
     Args:
         device: A torch device or its string.
         precision: A precision name, or a dtype (``torch.float32`` by torch's TF32 setting at this moment).
-        cache: Read a saved figure if there is one for this device name, precision, torch version and thread count, and
+        cache: Read a saved value if there is one for this device name, precision, torch version and thread count, and
             save a new one.
         seconds: Time for the products.
         shapes: (M, K, N) of the products to try; squares by default.
@@ -75,7 +75,7 @@ def measure_peak(
         A peak with ``source="measured"``, or None.
 
     Raises:
-        ConfigurationError: ``precision`` is no precision, ``device`` no device, or ``seconds`` not positive.
+        ConfigurationError: ``precision`` is not a precision, ``device`` not a device, or ``seconds`` not positive.
 
     Example:
         >>> measure_peak("cpu", torch.bfloat16).flops_per_s("bf16")
@@ -101,7 +101,7 @@ def measure_peak(
 def remeasure_peak(
     device: torch.device | str, precision: torch.dtype | str = "fp32", *, seconds: float = 1.0
 ) -> DevicePeak | None:
-    """Measure once more, and keep the better of this and the saved figure: a busy machine only ever measures too low.
+    """Measure once more, and keep the better of this and the saved value: a busy machine only ever measures too low.
 
     Args:
         device: A torch device or its string.
@@ -157,12 +157,14 @@ def as_precision(precision: torch.dtype | str, device: torch.device | str) -> st
 
 
 def measurement_key(device: torch.device, precision: str) -> dict[str, Any]:
-    """What a saved figure depends on."""
+    """What a saved value depends on."""
     properties = read_properties(device)
     is_cpu = device.type == "cpu"
     return {
         "device_name": properties.name if properties is not None else str(device),
-        "sm_count": properties.sm_count if properties is not None else None,  # tells MIG slices from their parent
+        "sm_count": properties.sm_count
+        if properties is not None
+        else None,  # distinguishes MIG slices from their parent
         "precision": precision,
         "torch_version": torch.__version__,
         "threads": torch.get_num_threads() if is_cpu else None,

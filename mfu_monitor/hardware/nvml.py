@@ -62,7 +62,7 @@ def read_nvml(device: torch.device) -> NvmlReading | None:
         nvml: Any = importlib.import_module("pynvml")
         uuid = torch.cuda.get_device_properties(device).uuid
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  (no extra, no driver, no such property: all mean "cannot tell")
+    except Exception:  # noqa: BLE001  (no extra, no driver, no such property: all mean "unknown")
         return None
     try:
         return _reading(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))

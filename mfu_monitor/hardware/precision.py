@@ -78,7 +78,7 @@ def literal_precision(dtype: torch.dtype | str) -> str:
     """As ``precision_of``, for names that a user wrote.
 
     Raises:
-        ConfigurationError: The name is no precision and no dtype that products run in.
+        ConfigurationError: The name is neither a precision nor a dtype of matmuls.
     """
     precision = precision_of(dtype)
     if precision is None:

@@ -184,7 +184,7 @@ class PeakSource:
         return bool(self._asked) and (self._spec != "measure" or precision in self._asked)
 
     def for_precision(self, precision: str | None) -> DevicePeak | None:
-        """The device's peak with a figure for this precision, where there is one; None if the device is not known."""
+        """The device's peak with a value for this precision, where there is one; None if the device is not known."""
         if not self.is_resolved(precision):
             self._asked.add(precision)
             self._peak = _merged(self._peak, self._resolve(precision))

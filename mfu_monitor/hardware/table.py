@@ -1,7 +1,7 @@
-"""The packaged table of peaks, one row a product: dense TFLOP/s by precision, bandwidth, clocks, and the source.
+"""The packaged table of peaks, one row per product: dense TFLOP/s by precision, bandwidth, clocks, and the source.
 
 ``fp64``/``fp32`` are kept with and without matrix unit; GeForce rates are those with FP32 accumulation. A blank cell is
-"no such unit" or "no figure found", never zero.
+"no such unit" or "no value found", never zero.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _BOOSTING = re.compile(r"\b(GeForce|TITAN|RTX|Radeon RX|Arc)\b")
 _BOOST_MARGIN = 1.25
 """Highest clock over the datasheet's boost clock of cards that boost as far as power and cooling let them: an RTX 5090
 was measured at 240 of 209.5 TFLOP/s, an RTX 4090 runs up to 3105 of 2520 MHz (NVML's maximum)."""
-_LEAST_LIKENESS = 0.5  # below it a name is no help
+_LEAST_LIKENESS = 0.5  # below it a name does not help
 _SPARSE_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakRow:
-    """One product. Rates are dense, of the whole product as its sheet gives them; ``torch_devices`` share it."""
+    """One product. Rates are dense, of the whole product as its datasheet gives them; ``torch_devices`` share it."""
 
     key: str
     vendor: str
@@ -50,7 +50,7 @@ class PeakRow:
     sm_count: int | None
     boost_clock_mhz: float | None
     tensor_clock_mhz: float | None
-    """The clock that reproduces the sheet's tensor figures, where it is below the maximum."""
+    """The clock that reproduces the datasheet's tensor values, where it is below the maximum."""
     fma16_per_clk_sm: int | None
     """16-bit FMAs with FP32 accumulation, per clock and SM."""
     tflops: Mapping[str, float]
@@ -62,7 +62,7 @@ class PeakRow:
     nvlink_gb_s: float | None
     tdp_w: float | None
     torch_devices: int
-    """How many torch devices share the figures of this row: 2 for a TPU v3 chip, whose device is one core."""
+    """How many torch devices share the values of this row: 2 for a TPU v3 chip, whose device is one core."""
     torch_device_unit: str
     export_capped: bool
     """Rates are capped by firmware below what SM count and clock give; no derivation, no scaling."""
@@ -73,19 +73,19 @@ class PeakRow:
 
     @property
     def max_clock_ratio(self) -> float | None:
-        """Maximum clock over the clock of the sheet's tensor figures; None where the sheet uses the maximum."""
+        """Maximum clock over the clock of the datasheet's tensor values; None where the datasheet uses the maximum."""
         if self.tensor_clock_mhz is None or self.boost_clock_mhz is None:
             return None
         return self.boost_clock_mhz / self.tensor_clock_mhz
 
     @property
     def boost_margin(self) -> float | None:
-        """How far above the datasheet's figures a consumer or workstation card can boost; None for other parts."""
+        """How far above the datasheet's values a consumer or workstation card can boost; None for other parts."""
         return _BOOST_MARGIN if _BOOSTING.search(self.name) and not self.export_capped else None
 
     @property
     def label(self) -> str:
-        """What the row's figures belong to: the product, or one of the torch devices that share it."""
+        """What the row's values belong to: the product, or one of the torch devices that share it."""
         if self.torch_devices == 1:
             return self.name
         return f"{self.name.removesuffix(' (chip)')}, one torch device (1/{self.torch_devices} chip)"
@@ -116,13 +116,13 @@ class PeakRow:
         return {name: rate * 1e12 / self.torch_devices for name, rate in found.items() if rate is not None}
 
     def sparse_flops_per_s_by_precision(self) -> dict[str, float]:
-        """The 2:4 structured-sparsity figures that sheets like to print; never a training denominator."""
+        """The 2:4 structured-sparsity values that datasheets like to print; never a training denominator."""
         dense = self.flops_per_s_by_precision()
         factors = {p: self.sparsity_exceptions.get(p, self.sparsity_factor) for p in _SPARSE_PRECISIONS if p in dense}
         return {precision: dense[precision] * factor for precision, factor in factors.items() if factor > 1}
 
     def missing_reason(self, precision: str) -> str:
-        """Why there is no figure for ``precision``."""
+        """Why there is no value for ``precision``."""
         first = _FIRST_COMPUTE_CAPABILITY.get(precision)
         if self.compute_capability is not None and first is not None and self.compute_capability < first:
             has, needs = (f"{major}.{minor}" for major, minor in (self.compute_capability, first))
@@ -130,7 +130,7 @@ class PeakRow:
             return (
                 f"{self.name} has no {precision} unit (compute capability {has}; {precision} needs {needs}){emulated}"
             )
-        return f"no dense {precision} figure is published for {self.name}, or the part has no such unit"
+        return f"no dense {precision} value is published for {self.name}, or the part has no such unit"
 
 
 def _number(text: str) -> float | None:
@@ -214,9 +214,9 @@ def neighbours(key: str) -> tuple[PeakRow, ...]:
 def rows_with_rate(
     flops_per_s: float, precision: str, *, is_sparse: bool = False, tolerance: float = 0.01
 ) -> tuple[PeakRow, ...]:
-    """Rows whose dense (or 2:4 sparse) figure at ``precision`` is ``flops_per_s`` within a relative tolerance.
+    """Rows whose dense (or 2:4 sparse) value at ``precision`` is ``flops_per_s`` within a relative tolerance.
 
-    Tells whose figure a wrong peak is: 1979e12 at bf16 is the sparse figure of an H100 SXM.
+    Finds whose value a wrong peak is: 1979e12 at bf16 is the sparse value of an H100 SXM.
     """
     found = []
     for row in load_table():

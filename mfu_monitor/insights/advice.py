@@ -1,4 +1,4 @@
-"""What to change first: at most three lines, each with the gain it predicts from the waterfall's own figures.
+"""What to change first: at most three lines, each with the gain it predicts from the waterfall's own values.
 
 A cause that costs s of the step's T seconds gives ``s / (T - s)`` more throughput when it is gone, and the MFU rises by
 that factor. Modelled seconds are ideal ones. Work that the hardware would no longer do (recompute, a slower precision)
@@ -29,7 +29,7 @@ class Advice:
     code: str
     """The waterfall's step that it is about: ``"recompute"``."""
     text: str
-    """One sentence: the figures, the change, the gain."""
+    """One sentence: the values, the change, the gain."""
     gain: float
     """Predicted rise of throughput as a fraction: 0.12 is 12% more tokens per second."""
     mfu_after: float

@@ -180,7 +180,7 @@ def remaining_work(
     Args:
         total_steps: training batches of the whole run.
         steps_done: of them, done.
-        seconds_per_step: all wall time a step, validation and checkpoints included (``window.wall_s / window.steps``),
+        seconds_per_step: wall time per step, validation and checkpoints included (``window.wall_s / window.steps``),
             so that the estimate is when the job ends and not when it could.
         devices: in the world.
         price_per_device_hour: in any currency.

@@ -260,7 +260,7 @@ def _remainder(steps: list[WaterfallStep], model_s: float, step_s: float) -> Wat
 def _bad_times(window: StepWindow) -> list[str]:
     parts = {"data_wait": window.data_wait_s, "host_to_device": window.h2d_copy_s, "between_steps": window.between_s}
     return [
-        f"{STEP_LABELS[name]} was given as {value} s, which is no time; what it took is part of the remainder"
+        f"{STEP_LABELS[name]} was given as {value} s, which is not a time; what it took is part of the remainder"
         for name, value in parts.items()
         if value is not None and _time(value) is None
     ]

@@ -315,7 +315,7 @@ def _flops_unit(family: str, words: str, middle: float) -> tuple[float, str, boo
     if family == "total_flops" or not middle or _LEAST_FLOPS_PER_S <= middle * factor <= _MOST_FLOPS_PER_S:
         return factor, name + per_s, True, ""
     scale, taken = (1.0, "FLOP/s") if middle > 1e8 else (1e12, "TFLOP/s")
-    return scale, taken, False, f"taken as {taken}: {middle:.4g} {name}/s is no rate of a device"
+    return scale, taken, False, f"taken as {taken}: {middle:.4g} {name}/s is not a rate of a device"
 
 
 def _scoped(column: Column, kind: Kind, words: str, per_gpu: bool | None) -> Column:
@@ -331,7 +331,7 @@ def _scoped(column: Column, kind: Kind, words: str, per_gpu: bool | None) -> Col
 
 
 def _clock(column: Column, words: str, cells: Sequence[Cell]) -> Column:
-    """Times of day, seconds since an epoch or since the start; ``time`` that does not grow is a step's time."""
+    """Times of day, seconds since an epoch or since the start; ``time`` that does not grow is per step's time."""
     values = [(line, value) for line, text in cells if (value := _seconds_of(text)) is not None]
     numbers = [value for _, value in values]
     falls = sum(b < a for a, b in itertools.pairwise(numbers))

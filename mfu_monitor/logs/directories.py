@@ -86,7 +86,7 @@ def _tensorboard(path: Path) -> Table:
             times[scalar.step] = scalar.wall_time
     if not table.columns:
         raise ConfigurationError(f"{path} holds no scalar; is the run still starting?")
-    # In the order of time: steps that a resumed run wrote again are no clock that ran backwards.
+    # In the order of time: steps that a resumed run wrote again do not mean a clock that ran backwards.
     for step, time in sorted(times.items(), key=lambda pair: pair[1]):
         table.add(step, "wall_time", repr(time))
     return table

@@ -42,7 +42,7 @@ def read_numeral(text: str, *, decimal_comma: bool = False) -> tuple[float, str]
 
 
 def _plain_digits(digits: str, decimal_comma: bool) -> str | None:
-    """Without separators of thousands, with a point; None where the groups are no groups."""
+    """Without separators of thousands, with a point; None where they are not groups of thousands."""
     point = "," if decimal_comma else "."
     whole, _, part = digits.partition(point)
     groups = re.split(r"[.,'_\u00a0\u202f\u2009 ]", whole)

@@ -92,7 +92,7 @@ class Log:
 
 
 def read_log(path: Path, overrides: Overrides | None = None) -> Log:
-    """Read anybody's log; its format is told by its content.
+    """Read anybody's log; its format is recognised by its content.
 
     Args:
         path: a file, also packed; a TensorBoard, MLflow or W&B directory; ``-`` for standard input.

@@ -1,4 +1,4 @@
-"""From a path to text: plain, compressed or from standard input; what is no text is refused by what it looks like."""
+"""From a path to text: plain, compressed or from standard input; what is not text is refused by what it looks like."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ["Event", "Sink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing to tell: a reading, a counted record, a diagnosis, an alert or a text card.
+    """One thing to report: a reading, a counted record, a diagnosis, an alert or a text card.
 
     ``kind`` is one of ``"reading"``, ``"record"``, ``"diagnosis"``, ``"alert"``, ``"card"``, ``"run"``,
     ``"outlook"`` (the waterfall and its advice).

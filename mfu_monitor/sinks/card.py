@@ -73,11 +73,11 @@ def text_card(
     peak: DevicePeak | None = None,
     top_modules: int = 10,
 ) -> str:
-    """Markdown for people: everything one needs to judge the figures of a run.
+    """Markdown for people: everything one needs to judge the values of a run.
 
     Args:
         record: what one counted step ran on this rank.
-        reading: the latest reading, for its figures, convention and precision; None at the start of training.
+        reading: the latest reading, for its values, convention and precision; None at the start of training.
         peak: the device's peak; None where it is unknown, which the card then says.
         top_modules: how many modules to list, by their own hardware FLOPs.
 

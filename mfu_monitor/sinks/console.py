@@ -1,4 +1,4 @@
-"""One line a window on a console. The only sink that writes percent."""
+"""One line per window on a console. The only sink that writes percent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def format_reading(values: Mapping[str, Any]) -> str:
         values: what ``UtilizationReading.to_dict()`` gives.
 
     Returns:
-        For example ``mfu-monitor steps 11-20: MFU 38.1%  HFU 42%  51,200 tokens/s  0.160 s/step``. An unknown figure
+        For example ``mfu-monitor steps 11-20: MFU 38.1%  HFU 42%  51,200 tokens/s  0.160 s/step``. An unknown value
         is left out; an unknown MFU is replaced by the reason.
     """
     window = values["window"]

@@ -185,7 +185,7 @@ def _to_json(event: Event) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Not-a-number and infinity are no JSON: they are unknown, which is null."""
+    """Not-a-number and infinity are not JSON: they are unknown, which is null."""
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -51,7 +51,7 @@ class WebhookSink:
     Args:
         url: address to post to; None takes the environment variable ``MFU_MONITOR_WEBHOOK_URL``.
         kinds: kinds of events that are posted.
-        run_name: put in front of each message, to tell runs apart in one channel.
+        run_name: put in front of each message, to distinguish runs in one channel.
         timeout_s: seconds that connecting, and each wait for the server, may take.
         retries: tries after the first one, at a server that is down, busy (429) or failing (5xx).
         backoff_s: pause before the first retry; doubled each time.

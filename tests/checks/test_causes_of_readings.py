@@ -417,7 +417,7 @@ def test_mfu_that_grows_with_the_step_is_cumulative() -> None:
 
 
 def test_a_host_clock_around_queued_work_is_named_with_both_times() -> None:
-    # R3: 1 ms a step by the host, 20 ms by the device; 40.4% is shown as 808%.
+    # R3: 1 ms per step by the host, 20 ms by the device; 40.4% is shown as 808%.
     of = window(elapsed_s=0.010, wall_s=0.2, model_flops=round(0.2 * BATCH))
     seen = reading(of, mfu=20 * BATCH / PEAK)
     diagnoses = check(seen, device_elapsed_s=0.200)

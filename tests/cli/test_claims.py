@@ -60,7 +60,7 @@ def test_palm_540b_is_audited_to_its_published_mfu() -> None:
 def test_megatrons_gpt3_175b_is_audited_to_its_published_rate() -> None:
     """Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
     https://arxiv.org/abs/2104.04473, section 5.1: 175B parameters (96 layers, 96 heads of 128, 2048 tokens), 300B
-    tokens on 1024 A100s in 34 days at 140 TFLOP/s a GPU, activations recomputed.
+    tokens on 1024 A100s in 34 days at 140 TFLOP/s per GPU, activations recomputed.
 
     Its formula counts the recomputed forward, so its 140 of 312 TFLOP/s, 44.9%, is an HFU. The 34 days are rounded.
     """

@@ -296,7 +296,7 @@ def test_lightning_s_example_input_is_used(capsys: pytest.CaptureFixture[str], p
         ((".", "--shape", "5x8"), "--shape 5x8 is for a model by import path"),
         (("count_me:ReadsValues", "--shape", "5x9"), "reads a torch.bool value.*Count a real step"),
         (("no/such/config.json",), "does not exist"),
-        (("count_me.py",), "is no Hugging Face configuration"),
+        (("count_me.py",), "is not a Hugging Face configuration"),
         (("count_me:with_inputs", "--dtype", "int3"), "expected one of bf16"),
         (("count_me:with_inputs", "--crosscheck", "--forward-only"), "compares a training step"),
     ],

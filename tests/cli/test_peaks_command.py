@@ -32,7 +32,7 @@ def test_an_h100_shows_its_row_source_and_ridge_points_and_that_sparse_is_not_us
     assert rows["bf16"] == ["989.4", "295", "1978.8"]
     assert rows["fp8"][:2] == ["1978.9", "591"]
     assert rows["fp4"] == ["-", "-", "-"]
-    for words in ("h100-sxm5", "3.35 TB/s", "NVIDIA H100 datasheet + GH100 whitepaper", "sparse figure is not used"):
+    for words in ("h100-sxm5", "3.35 TB/s", "NVIDIA H100 datasheet + GH100 whitepaper", "sparse value is not used"):
         assert words in result.stdout
 
 

@@ -39,7 +39,7 @@ def test_mt_nlg_530b_counts_the_recomputed_forward_and_the_full_square(gpus: int
     )  # fmt: skip
     per_token = 6 * 530e9 + 12 * 105 * 20480 * 2048
     hardware = 4 / 3 * per_token * 1920 * 2048 / step_s / gpus
-    name = "reported hardware FLOP/s a GPU"
+    name = "reported hardware FLOP/s per GPU"
     assert claim(report, name, "PaLM") == pytest.approx(tflops * 1e12 / hardware)
     assert claim(report, name, "PaLM") == pytest.approx(1, abs=0.015)
     assert report.verdict == "plausible"
@@ -52,7 +52,7 @@ def test_bloom_176b_sustained_less_than_its_best_step() -> None:
     )  # fmt: skip
     assert report.mfu_6nd == pytest.approx(6 * 176.247e9 * 366e9 / (1_082_990 * 3600 * 312e12))
     assert report.mfu_6nd == pytest.approx(0.318, abs=0.0005)
-    assert claim(report, "reported hardware FLOP/s a GPU", "PaLM") == pytest.approx(1.15, abs=0.01)
+    assert claim(report, "reported hardware FLOP/s per GPU", "PaLM") == pytest.approx(1.15, abs=0.01)
 
 
 def test_gpt_neox_20bs_rate_agrees_with_its_hours_within_a_tenth() -> None:
@@ -61,7 +61,7 @@ def test_gpt_neox_20bs_rate_agrees_with_its_hours_within_a_tenth() -> None:
         device_hardware_flops_per_s=117e12, **shape(44, 64, 6144),
     )  # fmt: skip
     assert report.mfu_6nd == pytest.approx(6 * 20.556e9 * 150_000 * 1538 * 2048 / (96 * 1830 * 3600 * 312e12))
-    assert claim(report, "reported hardware FLOP/s a GPU", "PaLM") == pytest.approx(0.90, abs=0.01)
+    assert claim(report, "reported hardware FLOP/s per GPU", "PaLM") == pytest.approx(0.90, abs=0.01)
 
 
 def test_opt_175bs_47_percent_is_given_under_no_convention_that_was_not_computed() -> None:

@@ -20,7 +20,7 @@ from mfu_monitor.utilization import UtilizationReading
 
 
 def readings(*, wait_s_later: float = 0.02, windows: int = 80) -> list[UtilizationReading]:
-    """Ten steps a window, 1 s a step; from window 50 on the wait for data is what the test says."""
+    """Ten steps a window, 1 s per step; from window 50 on the wait for data is what the test says."""
     found = []
     for index in range(windows):
         wait_s = 0.02 if index < 50 else wait_s_later

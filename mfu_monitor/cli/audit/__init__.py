@@ -1,1 +1,1 @@
-"""The command ``audit``: claimed figures held against each other."""
+"""The command ``audit``: claimed numbers held against each other."""

@@ -1,4 +1,4 @@
-"""``mfu-monitor audit``: can a run's figures be right? From numbers on the command line, or from anybody's log."""
+"""``mfu-monitor audit``: can a run's reported numbers be right? From options, or from anybody's log."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class AuditOptions:
 
 
 def _audit(given: AuditOptions) -> None:
-    """Can a run's figures be right? MFU by each convention, each claim against what the others imply, the verdict.
+    """Can a run's reported numbers be right? MFU by each convention, each claim against the others, the verdict.
 
     Exit code 0: plausible. 1: impossible, or contradicted by its own inputs. 2: bad input. 3: nothing could be judged.
 
@@ -265,7 +265,7 @@ def _gpus_of(log: Log | None) -> int | None:
 
 
 def _precision_of(log: Log | None) -> str | None:
-    """``amp_bf16`` is bf16; what is no precision of ours says nothing."""
+    """``amp_bf16`` is bf16; a name that is not a precision of ours says nothing."""
     text = log.texts.get("precision", "") if log else ""
     return next((p for p in re.split(r"[^a-z0-9]+", text.lower()) if p in PRECISIONS), None)
 
@@ -393,7 +393,7 @@ def _lines(report: AuditReport) -> list[tuple[str, str]]:
         ("MFU as reported", _percent(report.reported_mfu)),
         ("tokens/s", f"{report.tokens_per_s:,.6g}" if report.tokens_per_s else None),
         (
-            "model FLOP/s a GPU",
+            "model FLOP/s per GPU",
             f"{report.device_flops_per_s / 1e12:,.4g} TFLOP/s" if report.device_flops_per_s else None,
         ),
         ("peak a GPU", f"{peak / 1e12:,.5g} TFLOP/s {report.precision} dense, {report.device_name}" if peak else None),

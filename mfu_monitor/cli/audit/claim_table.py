@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["Basis", "Claim", "claims_of"]
 
 _AGREES = 0.04
-"""Published figures have two or three digits, and gaps in a log move its median by as much."""
+"""Published values have two or three digits, and gaps in a log move its median by as much."""
 _EXPLAINS = 0.025
 _MOST_ATTENTION = 3.0
 """FLOPs of a token over 6 N in models with long sequences."""
@@ -20,7 +20,7 @@ _CONTRADICTS = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """The figures of a run, and what they are held against. Unknown is None."""
+    """The claims of a run, and what they are held against. Unknown is None."""
 
     gpus: int = 1
     peak: float | None = None
@@ -51,7 +51,7 @@ class Basis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim against one figure that the other inputs imply.
+    """One claim against one value that the other inputs imply.
 
     Example:
         >>> claims_of(Basis(mfu=0.41, device_flops_per_s=400e12, peak=989.4e12))[0].implied
@@ -121,10 +121,10 @@ def _by_convention(basis: Basis) -> Iterator[tuple[str, float, dict[str, float]]
     if peak and basis.hfu and factor:
         yield "reported HFU", basis.hfu, {c: factor * rate / peak for c, rate in rates.items()}
     if basis.device_flops_per_s:
-        yield "reported FLOP/s a GPU", basis.device_flops_per_s, rates
+        yield "reported FLOP/s per GPU", basis.device_flops_per_s, rates
     if basis.device_hardware_flops_per_s and factor:
         yield (
-            "reported hardware FLOP/s a GPU",
+            "reported hardware FLOP/s per GPU",
             basis.device_hardware_flops_per_s,
             {c: factor * r for c, r in rates.items()},
         )

@@ -135,7 +135,7 @@ class AuditReport:
     verdict: str
     """``"plausible"``, ``"suspicious"``, ``"contradicted"`` (by its own inputs) or ``"impossible"``."""
     mfu: float | None = None
-    """The best of the figures below: exact, else PaLM's, else 6 N D, else the reported FLOP/s over the peak."""
+    """The best of the values below: exact, else PaLM's, else 6 N D, else the reported FLOP/s over the peak."""
     mfu_6nd: float | None = None
     mfu_palm: float | None = None
     mfu_exact: float | None = None
@@ -183,7 +183,7 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
+class _FlopsPerToken:
     """FLOPs of a token by each formula; None where the shapes are unknown."""
 
     six_n: float | None
@@ -211,44 +211,44 @@ def audit_run(facts: RunFacts) -> AuditReport:
     Example:
         PaLM 540B from its published inputs: 0.457 by 6 N D, 0.462 by its own formula.
     """
-    figures = _flops_per_token(facts)
+    per_token = _flops_per_token(facts)
     tokens_per_s = _tokens_per_s(facts)
     mfu_of = _MfuOf(facts, tokens_per_s)
-    mfu = mfu_of(figures.best)
+    mfu = mfu_of(per_token.best)
     reported = _reported_mfu(facts)
     if mfu is None and reported is None:
         raise CannotJudgeError(_nothing_to_judge(facts))
     _meant(facts, mfu, reported)
-    hfu = _hfu(facts, figures, mfu)
-    diagnoses = _diagnoses(facts, figures, mfu, hfu, tokens_per_s)
-    rows = _row_mfus(facts, figures)
+    hfu = _hfu(facts, per_token, mfu)
+    diagnoses = _diagnoses(facts, per_token, mfu, hfu, tokens_per_s)
+    rows = _row_mfus(facts, per_token)
     impossible = [step for step, value in rows if value > HARD_LIMIT]
-    claims = claims_of(_basis(facts, figures, tokens_per_s, mfu))
+    claims = claims_of(_basis(facts, per_token, tokens_per_s, mfu))
     return AuditReport(
         verdict=_verdict(mfu, hfu, reported, diagnoses, impossible, claims),
         mfu=mfu,
-        mfu_6nd=mfu_of(figures.six_n) if tokens_per_s and figures.six_n else None,
-        mfu_palm=mfu_of(figures.palm) if tokens_per_s and figures.palm else None,
-        mfu_exact=mfu_of(figures.exact) if tokens_per_s and figures.exact else None,
+        mfu_6nd=mfu_of(per_token.six_n) if tokens_per_s and per_token.six_n else None,
+        mfu_palm=mfu_of(per_token.palm) if tokens_per_s and per_token.palm else None,
+        mfu_exact=mfu_of(per_token.exact) if tokens_per_s and per_token.exact else None,
         hfu=hfu,
         reported_mfu=reported,
         tokens_per_s=tokens_per_s,
-        flops_per_token=figures.best,
+        flops_per_token=per_token.best,
         device_flops_per_s=mfu * _peak(facts) if mfu is not None else None,
         peak_flops_per_s=_peak(facts) or None,
         peak_source=facts.peak.source if facts.peak else "",
         device_name=facts.peak.device_name if facts.peak else "",
         precision=facts.precision,
         gpus=facts.gpus,
-        gpu_hours=_gpu_hours(facts, figures, tokens_per_s),
-        cost=_cost(facts, figures, tokens_per_s),
+        gpu_hours=_gpu_hours(facts, per_token, tokens_per_s),
+        cost=_cost(facts, per_token, tokens_per_s),
         rows=len(rows),
         impossible_rows=len(impossible),
         first_impossible_step=impossible[0] if impossible else None,
         claims=claims,
         understood=facts.series.understood if facts.series else (),
         diagnoses=diagnoses,
-        notes=_notes(facts, figures, tokens_per_s),
+        notes=_notes(facts, per_token, tokens_per_s),
     )
 
 
@@ -256,10 +256,10 @@ def _meant(facts: RunFacts, mfu: float | None, reported: float | None) -> None:
     """Numbers that nobody means are not judged."""
     n = facts.active_parameters or facts.parameters
     if n is not None and n < 1e4:
-        raise CannotJudgeError(f"{n:g} parameters are no language model; was {n:g}B meant? Give --params {n:g}B")
+        raise CannotJudgeError(f"{n:g} parameters are not a language model; was {n:g}B meant? Give --params {n:g}B")
     if (value := mfu if mfu is not None else reported) is not None and value < _LEAST_MFU:
         raise CannotJudgeError(
-            f"an MFU of {value:.2%} is no training on this device: a number is in another unit than it was given in "
+            f"an MFU of {value:.2%} is not training on this device: a number is in another unit than it was given in "
             "(tokens/s, parameters, GPUs, the time of a step), or of another run"
         )
 
@@ -268,7 +268,7 @@ _LEAST_MFU = 5e-5
 """0.005%: it prints as 0.0%."""
 
 
-def _basis(facts: RunFacts, figures: _Figures, tokens_per_s: float | None, mfu: float | None) -> Basis:
+def _basis(facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | None, mfu: float | None) -> Basis:
     """What claims are held against."""
     series = facts.series or LogSeries()
     n, active = facts.parameters, facts.active_parameters
@@ -280,10 +280,10 @@ def _basis(facts: RunFacts, figures: _Figures, tokens_per_s: float | None, mfu: 
         peaks=dict(facts.peak.flops_per_s_by_precision) if facts.peak else {},
         sparse_peaks=dict(facts.peak.sparse_flops_per_s_by_precision) if facts.peak else {},
         precision=facts.precision,
-        flops_per_token={"exact": figures.exact, "PaLM": figures.palm, "6ND": figures.six_n},
+        flops_per_token={"exact": per_token.exact, "PaLM": per_token.palm, "6ND": per_token.six_n},
         tokens_per_s=tokens_per_s,
         rate_is_of_totals=_has_no_rate(facts),
-        hardware_factor=_hardware_factor(facts, figures),
+        hardware_factor=_hardware_factor(facts, per_token),
         inactive_ratio=n / active if n and active and active < n else None,
         mfu=_reported_mfu(facts),
         hfu=facts.reported_hfu if facts.reported_hfu is not None else _middle(series.hfu),
@@ -321,18 +321,18 @@ def _nothing_to_judge(facts: RunFacts) -> str:
     )
 
 
-def _flops_per_token(facts: RunFacts) -> _Figures:
+def _flops_per_token(facts: RunFacts) -> _FlopsPerToken:
     n = facts.active_parameters or facts.parameters
     shape = (facts.layers, facts.heads, facts.head_width, facts.sequence_length)
     if n is None:
-        return _Figures(six_n=None, palm=None, exact=None, attention_exact=0.0)
+        return _FlopsPerToken(six_n=None, palm=None, exact=None, attention_exact=0.0)
     layers, heads, head_width, length = shape
     if layers is None or heads is None or head_width is None or length is None:
-        return _Figures(six_n=6 * n, palm=None, exact=None, attention_exact=0.0)
+        return _FlopsPerToken(six_n=6 * n, palm=None, exact=None, attention_exact=0.0)
     palm = palm_flops_per_token(round(n), layers=layers, heads=heads, head_width=head_width, sequence_length=length)
     square = palm - 6 * round(n)
     attended = square * (length + 1) / (2 * length) if facts.is_causal else float(square)
-    return _Figures(six_n=6 * n, palm=float(palm), exact=6 * n + attended, attention_exact=attended)
+    return _FlopsPerToken(six_n=6 * n, palm=float(palm), exact=6 * n + attended, attention_exact=attended)
 
 
 def _tokens_per_s(facts: RunFacts) -> float | None:
@@ -380,22 +380,22 @@ def _reported_mfu(facts: RunFacts) -> float | None:
     return _middle(series.mfu) if series else None
 
 
-def _hfu(facts: RunFacts, figures: _Figures, mfu: float | None) -> float | None:
-    factor = _hardware_factor(facts, figures)
+def _hfu(facts: RunFacts, per_token: _FlopsPerToken, mfu: float | None) -> float | None:
+    factor = _hardware_factor(facts, per_token)
     return mfu * factor if mfu is not None and factor is not None else None
 
 
-def _hardware_factor(facts: RunFacts, figures: _Figures) -> float | None:
+def _hardware_factor(facts: RunFacts, per_token: _FlopsPerToken) -> float | None:
     """Hardware over model FLOPs by the share of the forward that runs again; None where nothing was said of it."""
     if facts.recompute is None:
         return None
     if isinstance(facts.recompute, str):
-        best = figures.best
-        return 1 + _FORWARD_SHARE * figures.attention_exact / best if best and figures.attention_exact else None
+        best = per_token.best
+        return 1 + _FORWARD_SHARE * per_token.attention_exact / best if best and per_token.attention_exact else None
     return 1 + _FORWARD_SHARE * facts.recompute
 
 
-def _gpu_hours(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> float | None:
+def _gpu_hours(facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> float | None:
     """Given, else GPUs x time so far, else what the tokens take at this rate, or at the reported MFU."""
     if facts.gpu_hours is not None:
         return facts.gpu_hours
@@ -405,8 +405,8 @@ def _gpu_hours(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -
     if seconds is not None:
         return facts.gpus * seconds / _SECONDS_PER_HOUR
     mfu, peak = _reported_mfu(facts) or _MfuOf(facts, None)(None), _peak(facts)
-    if facts.tokens and figures.best and mfu and peak:
-        return facts.tokens * figures.best / (mfu * peak) / _SECONDS_PER_HOUR
+    if facts.tokens and per_token.best and mfu and peak:
+        return facts.tokens * per_token.best / (mfu * peak) / _SECONDS_PER_HOUR
     return None
 
 
@@ -420,17 +420,17 @@ def _log_seconds(series: LogSeries | None) -> float | None:
     return sum(series.step_s) if series.step_s else None
 
 
-def _cost(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> float | None:
-    hours = _gpu_hours(facts, figures, tokens_per_s)
+def _cost(facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> float | None:
+    hours = _gpu_hours(facts, per_token, tokens_per_s)
     return hours * facts.price_per_gpu_hour if hours is not None and facts.price_per_gpu_hour is not None else None
 
 
-def _row_mfus(facts: RunFacts, figures: _Figures) -> list[tuple[float | None, float]]:
+def _row_mfus(facts: RunFacts, per_token: _FlopsPerToken) -> list[tuple[float | None, float]]:
     """(step, MFU) of each row of the log: what it reports, and what its own rate gives where it reports none."""
     series = facts.series
     if series is None:
         return []
-    values = series.mfu or tuple(m for t in _row_rates(facts) if (m := _MfuOf(facts, t)(figures.best)) is not None)
+    values = series.mfu or tuple(m for t in _row_rates(facts) if (m := _MfuOf(facts, t)(per_token.best)) is not None)
     steps = series.steps if len(series.steps) == len(values) else tuple(range(len(values)))
     return list(zip(steps, values, strict=True))
 
@@ -444,11 +444,11 @@ def _row_rates(facts: RunFacts) -> tuple[float, ...]:
 
 
 def _diagnoses(
-    facts: RunFacts, figures: _Figures, mfu: float | None, hfu: float | None, tokens_per_s: float | None
+    facts: RunFacts, per_token: _FlopsPerToken, mfu: float | None, hfu: float | None, tokens_per_s: float | None
 ) -> tuple[Diagnosis, ...]:
-    """The checks on our own figure, with what was reported as a claim; without one of ours, on what was reported."""
+    """The checks on our own value, with what was reported as a claim; without one of ours, on what was reported."""
     reported = _reported_mfu(facts)
-    reading = _reading(facts, figures, mfu if mfu is not None else reported, hfu, tokens_per_s)
+    reading = _reading(facts, per_token, mfu if mfu is not None else reported, hfu, tokens_per_s)
     diagnoses = _replayed(facts.series)
     diagnoses += list(check(reading, peak=facts.peak, evidence=_evidence(facts, reported if mfu is not None else None)))
     if reported is not None and mfu is not None and facts.reported_peak_flops_per_s:
@@ -459,7 +459,7 @@ def _diagnoses(
     for diagnosis in diagnoses:
         distinct.setdefault(diagnosis.code, diagnosis)
     distinct.pop("rate_is_none", None)  # what is missing is said in the notes, or is an error
-    return tuple(_named_inputs(d, facts, figures, tokens_per_s) for d in distinct.values())
+    return tuple(_named_inputs(d, facts, per_token, tokens_per_s) for d in distinct.values())
 
 
 def _replayed(series: LogSeries | None) -> list[Diagnosis]:
@@ -472,13 +472,13 @@ def _replayed(series: LogSeries | None) -> list[Diagnosis]:
 
 
 def _reading(
-    facts: RunFacts, figures: _Figures, mfu: float | None, hfu: float | None, tokens_per_s: float | None
+    facts: RunFacts, per_token: _FlopsPerToken, mfu: float | None, hfu: float | None, tokens_per_s: float | None
 ) -> UtilizationReading:
     """One second of one GPU, as a monitor would have read it."""
     peak = _peak(facts)
     flops = mfu * peak if mfu is not None and peak else None
-    palm = flops * figures.palm / figures.best if flops and figures.palm and figures.best else None
-    factor = _hardware_factor(facts, figures)
+    palm = flops * per_token.palm / per_token.best if flops and per_token.palm and per_token.best else None
+    factor = _hardware_factor(facts, per_token)
     hardware = flops * factor if flops and factor else None
     window = StepWindow(
         first_step=0,
@@ -547,15 +547,17 @@ def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
     )
 
 
-def _named_inputs(diagnosis: Diagnosis, facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> Diagnosis:
-    """An impossible MFU is told in the words of the inputs that were given; what a clock explains stays as it is."""
+def _named_inputs(
+    diagnosis: Diagnosis, facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | None
+) -> Diagnosis:
+    """An impossible MFU is reported with the inputs that were given; what a clock explains stays as it is."""
     is_impossible = diagnosis.code == "mfu_over_peak" and diagnosis.severity == "error"
-    if not is_impossible or "reported_mfu" in diagnosis.evidence or figures.best is None or tokens_per_s is None:
+    if not is_impossible or "reported_mfu" in diagnosis.evidence or per_token.best is None or tokens_per_s is None:
         return diagnosis
     n, peak = facts.active_parameters or facts.parameters or 0, _peak(facts)
     inputs = (
         f"{n:,.4g} parameters, {tokens_per_s:,.4g} tokens/s on {facts.gpus} GPU{'s' if facts.gpus > 1 else ''}: "
-        f"{figures.best * tokens_per_s / facts.gpus / 1e12:,.4g} TFLOP/s a GPU, over {peak / 1e12:,.4g} TFLOP/s "
+        f"{per_token.best * tokens_per_s / facts.gpus / 1e12:,.4g} TFLOP/s per GPU, over {peak / 1e12:,.4g} TFLOP/s "
         f"{facts.precision} dense ({diagnosis.evidence.get('peak_source')})"
     )
     return dataclasses.replace(
@@ -583,9 +585,9 @@ def _verdict(
     return "suspicious" if is_high or any(d.severity == "warning" for d in diagnoses) else "plausible"
 
 
-def _notes(facts: RunFacts, figures: _Figures, tokens_per_s: float | None) -> tuple[str, ...]:
+def _notes(facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> tuple[str, ...]:
     notes = []
-    if figures.six_n is not None and figures.palm is None and tokens_per_s is not None:
+    if per_token.six_n is not None and per_token.palm is None and tokens_per_s is not None:
         notes.append("attention is left out; give --layers, --heads, --head-width and --sequence-length to count it")
     if isinstance(facts.recompute, float | int) and facts.recompute:
         notes.append("HFU by the share of the forward that runs again; what really reruns depends on the checkpointing")

@@ -102,7 +102,7 @@ def _step_s(log: Log, tokens_per_step: float | None, notes: list[str]) -> Column
     factor = min((1e-3, 1.0, 1e3), key=lambda f: abs(math.log(column.median * f / expected)))
     fixed = _scaled(column, factor, is_unit_stated=True, note="")
     notes.append(
-        f"column {column.name!r} has no unit: {fixed.median:.4g} s a step fits the log's other columns, which give "
+        f"column {column.name!r} has no unit: {fixed.median:.4g} s per step fits the log's other columns, which give "
         f"{expected:.4g} s"
     )
     return fixed
@@ -174,7 +174,7 @@ def _settled(
     column: Column, known: Known, mfu: Column | None, log: Log, step_s: Column | None, tokens_per_step: float | None,
     notes: list[str],
 ) -> Column:  # fmt: skip
-    """Of one GPU or of all: whichever fits what else is known; where nothing tells, both readings are given."""
+    """Of one GPU or of all: whichever fits what else is known; where nothing decides, both readings are given."""
     expected = _expected_world_rate(known, mfu, log, step_s, tokens_per_step)
     readings: dict[str, float] = {"world": column.median, "device": column.median * known.gpus}
     scope = min(readings, key=lambda name: abs(math.log(readings[name] / expected[0]))) if expected else ""
@@ -232,7 +232,7 @@ def _device_flops(log: Log, known: Known, notes: list[str]) -> Column | None:
             of_all = column.median / known.gpus / 1e12
             notes.append(
                 f"{_no_scope(column, known)}: taken as of one{_as_written_by(column)}; of all it would be {of_all:.4g} "
-                "TFLOP/s a GPU (--all-gpus)"
+                "TFLOP/s per GPU (--all-gpus)"
             )
         return _scaled(column, 1 / known.gpus) if column.scope == "world" else column
     total, elapsed = log.constant("total_flops"), log.constant("elapsed_s")
@@ -317,7 +317,7 @@ def _twice(log: Log) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:.4g} s a step"
+    return f"{value:.4g} s per step"
 
 
 def _tokens(value: float) -> str:

@@ -190,7 +190,7 @@ _RATE_TAGS = (
 
 
 def _readings_of_scalars(scalars: Mapping[str, list[Any]], mfu_tag: str) -> Iterator[UtilizationReading]:
-    """Readings as far as scalars can tell: windows end where MFU was logged; wall time is the events' own."""
+    """Readings as far as scalars hold them: windows end where MFU was logged; wall time is the events' own."""
     by_step = {
         tag: {event.step: event.value for event in events if math.isfinite(event.value)}
         for tag, events in scalars.items()

@@ -82,7 +82,7 @@ def _summary(log: RunLog, config: AlertConfig | None) -> RunSummary:
 
 
 def _named_apart(logs: Sequence[RunLog]) -> list[RunLog]:
-    """Runs whose directories have the same name are told apart by their source."""
+    """Runs whose directories have the same name are distinguished by their source."""
     names = [log.name for log in logs]
     return [dataclasses.replace(log, name=log.source) if names.count(log.name) > 1 else log for log in logs]
 

@@ -10,7 +10,7 @@ __all__ = ["format_hours", "summary_rows"]
 
 
 def summary_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
-    """One row a figure, one cell a run; rows that no run knows are left out."""
+    """One row per metric, one cell per run; rows that no run knows are left out."""
     rows = [(title, [show(summary) for summary in summaries]) for title, show in _ROWS]
     only_ours = not any(summary.format for summary in summaries)
     return [

@@ -19,7 +19,7 @@ _LOSSES = ("drop", "sag", "floor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Notice:
-    """An alert, and its place among the readings: steps alone do not tell, as a resumed run repeats some."""
+    """An alert, and its place among the readings: steps alone do not say which, as a resumed run repeats some."""
 
     alert: Alert
     begin: int
@@ -49,7 +49,7 @@ class IncidentSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run in figures. Fractions 0..1; unknown is None.
+    """One run in numbers. Fractions 0..1; unknown is None.
 
     GPU-hours are wall time times ranks, from the first window's steps to the last's: start-up is not in the log.
     """
