@@ -63,6 +63,12 @@ _PARTS = {
     "other_s": "other",
     "compile_s": "recompilation",
 }
+_PARTS_MEASURED = {
+    **_PARTS,
+    "gc_pause_s": "garbage_collection",
+    "h2d_copy_s": "host_to_device_copy",
+    "between_s": "between_steps",
+}
 _COMPUTE = ("forward_s", "backward_s", "optimizer_s")
 _RUNNING = ("data_wait_s", *_COMPUTE, "other_s")
 
@@ -105,6 +111,18 @@ def attribute_loss(before: WindowFigures, after: WindowFigures) -> tuple[CauseSh
     for cause, amount in _log_terms(before, after):
         loss[cause.name] = (cause, amount)
     return _normalised(list(loss.values()))
+
+
+def part_cause(part: str, before: WindowFigures, after: WindowFigures) -> CauseShare:
+    """The cause that stands for one part of the step, of whose growth it is all.
+
+    Args:
+        part: field of ``WindowFigures``: ``"data_wait_s"``.
+        before: the baseline's windows.
+        after: the incident's windows.
+    """
+    cause = _timed(_PARTS_MEASURED[part], getattr(before, part), getattr(after, part), before, after)
+    return _with_share(cause, 1.0)
 
 
 def next_action(name: str) -> str:

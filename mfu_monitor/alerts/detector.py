@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_monitor.alerts.alert import Alert, CauseShare
-from mfu_monitor.alerts.causes import attribute_loss
+from mfu_monitor.alerts.causes import attribute_loss, part_cause
 from mfu_monitor.alerts.changes import changed_factors, is_other_kind
-from mfu_monitor.alerts.figures import WindowFigures, figures_of, mean_figures
+from mfu_monitor.alerts.figures import WindowFigures, figures_of, mean_figures, typical_figures
 from mfu_monitor.alerts.levels import (
     Level,
     drop_boundary,
@@ -20,7 +20,9 @@ from mfu_monitor.alerts.levels import (
     steadiness,
     weak_boundary,
 )
-from mfu_monitor.alerts.messages import change_message, drop_message, floor_message, recovery_message
+from mfu_monitor.alerts.messages import change_message, drop_message, floor_message, part_message, recovery_message
+from mfu_monitor.alerts.parts import GrownPart, grown_part
+from mfu_monitor.alerts.rank_tests import fallen_spans, reference_windows
 from mfu_monitor.alerts.state import BestLevel, DetectorState, Incident
 from mfu_monitor.alerts.thresholds import AlertConfig
 from mfu_monitor.utilization import UtilizationReading
@@ -35,13 +37,19 @@ class _Finding:
     """A level that fell, and what it takes to recover."""
 
     detail: str
-    """``"drop"``, ``"sag"``, ``"recurring"`` or ``"floor"``."""
+    """``"drop"``, ``"sag"``, ``"recurring"``, ``"part"`` or ``"floor"``."""
     before: WindowFigures | None
     windows: Sequence[WindowFigures]
     loss: float | None
     recover_above: float
     recover_windows: int
     slow_below: float | None = None
+    part: GrownPart | None = None
+
+    @property
+    def after(self) -> WindowFigures:
+        """The windows as one, by the measure that the finding compared: ``loss`` is what lies between both."""
+        return mean_figures(self.windows) if self.detail in ("recurring", "floor") else typical_figures(self.windows)
 
 
 class AlertDetector:
@@ -117,7 +125,7 @@ class AlertDetector:
 
     def _judge(self, figures: WindowFigures) -> tuple[Alert, ...]:
         state, config = self._state, self.config
-        state.recent = [*state.recent[-2 * config.long_windows + 1 :], figures]
+        state.recent = [*state.recent[1 - reference_windows(config) - config.long_windows :], figures]
         level = self._baseline()
         if level is None:
             state.history.append(figures)
@@ -126,7 +134,14 @@ class AlertDetector:
         if recovery := self._recovery():
             return (recovery,)
         # Every long level is looked at, also in the cooldown: it learns its best.
-        findings = (self._drop(level), self._sag(level), self._recurring(level), self._floor())
+        findings = (
+            self._drop(level),
+            self._collapse(level),
+            self._sag(level),
+            self._recurring(level),
+            self._part(level),
+            self._floor(),
+        )
         finding = next((found for found in findings if found is not None), None)
         return (self._open(finding),) if finding is not None and not state.quiet else ()
 
@@ -160,15 +175,55 @@ class AlertDetector:
         if statistics.median(window.signal for window in low) >= drop_boundary(level, config):
             return None
         weak = weak_boundary(level, config)
-        healthy = [window for window in state.history if window.signal >= weak]
-        loss, error = 1 - _median(low) / level.median, level.error(2 * config.sustain)
+        before = typical_figures([window for window in state.history if window.signal >= weak])
+        loss, error = 1 - _median(low) / before.signal, level.error(2 * config.sustain)
         return _Finding(
             detail="drop",
-            before=mean_figures(healthy),
+            before=before,
             windows=low,  # the run may have begun with windows that were low for another reason
             loss=loss,
             recover_above=recovery_boundary(level.median, config, error=error, loss=loss),
             recover_windows=2 * config.sustain,
+        )
+
+    def _collapse(self, level: Level | None) -> _Finding | None:
+        """A fall of ``drop`` that the ranks of the windows prove, where the noise is too large for ``_drop``."""
+        state, config = self._state, self.config
+        if level is None or state.recent[-1].signal >= level.median:
+            return None
+        signals = [window.signal for window in state.recent]
+        for count in fallen_spans(signals, config):
+            before, windows = state.recent[:-count][-reference_windows(config) :], state.recent[-count:]
+            reference = _median(before)
+            loss, error = 1 - _median(windows) / reference, level.error(2 * config.sustain)
+            return _Finding(
+                detail="drop",
+                before=typical_figures(before),
+                windows=windows,
+                loss=loss,
+                recover_above=recovery_boundary(reference, config, error=error, loss=loss),
+                recover_windows=2 * config.sustain,
+            )
+        return None
+
+    def _part(self, level: Level | None) -> _Finding | None:
+        """A part of the step that takes ``drop`` of the time more, also where the noise of the others hides it."""
+        state, config = self._state, self.config
+        before = state.recent[: -config.sustain][-reference_windows(config) :]
+        if level is None or len(before) < config.min_baseline:
+            return None
+        windows = state.recent[-config.sustain :]
+        grown = grown_part(before, windows, config)
+        if grown is None:
+            return None
+        return _Finding(
+            detail="part",
+            before=typical_figures(before),
+            windows=windows,
+            loss=grown.loss,
+            recover_above=-(grown.before_s + grown.after_s) / 2,
+            recover_windows=2 * config.sustain,
+            part=grown,
         )
 
     def _sag(self, level: Level | None) -> _Finding | None:
@@ -178,7 +233,7 @@ class AlertDetector:
         windows = state.recent[-config.long_windows :]
         median, best = _median(windows), state.best_median
         if best is None or median > best.level:
-            state.best_median = BestLevel(level=median, figures=mean_figures(windows))
+            state.best_median = BestLevel(level=median, figures=typical_figures(windows))
             return None
         if median >= sag_boundary(best.level, level, config):
             return None
@@ -195,18 +250,18 @@ class AlertDetector:
         state, config = self._state, self.config
         if level is None or len(state.recent) < 2 * config.long_windows:
             return None
-        slow_below = drop_boundary(level, config)
-        share, best = steadiness([w.signal for w in state.recent], slow_below), state.best_steadiness
+        recent, slow_below = state.recent[-2 * config.long_windows :], drop_boundary(level, config)
+        share, best = steadiness([w.signal for w in recent], slow_below), state.best_steadiness
         if best is None or share > best.level:
-            state.best_steadiness = BestLevel(level=share, figures=mean_figures(state.recent))
+            state.best_steadiness = BestLevel(level=share, figures=mean_figures(recent))
             return None
         if share >= best.level * (1 - config.drop):
             return None
         return _Finding(
             detail="recurring",
             before=best.figures,
-            windows=state.recent,
-            loss=1 - share / best.level,
+            windows=recent,
+            loss=1 - min(share / best.level, mean_figures(recent).signal / best.figures.signal),
             recover_above=recovery_boundary(best.level, config),
             recover_windows=2 * config.long_windows,
             slow_below=slow_below,
@@ -233,8 +288,9 @@ class AlertDetector:
 
     def _open(self, finding: _Finding) -> Alert:
         state, config = self._state, self.config
-        after, number = mean_figures(finding.windows), state.incidents + 1
-        causes = attribute_loss(finding.before, after) if finding.before is not None else ()
+        after, number = finding.after, state.incidents + 1
+        causes = self._causes(finding, after)
+        is_new_level = finding.detail in ("drop", "part")
         # A further drop keeps the level, and the baseline, to which the run has to come back.
         incident = state.incident or Incident(
             number=number,
@@ -243,12 +299,13 @@ class AlertDetector:
             recover_above=finding.recover_above,
             windows=finding.recover_windows,
             slow_below=finding.slow_below,
-            healthy=list(state.history) if finding.detail == "drop" else [],
+            part=None if finding.part is None else finding.part.name,
+            healthy=list(state.history) if is_new_level else [],
         )
-        history = list(finding.windows) if finding.detail == "drop" else state.history
+        history = list(finding.windows) if is_new_level else state.history
         self._state = DetectorState(quiet=config.cooldown, incidents=number, history=history, incident=incident)
         return Alert(
-            kind="drop" if finding.detail == "recurring" else finding.detail,
+            kind="drop" if finding.detail in ("recurring", "part") else finding.detail,
             step=after.step,
             first_step=after.first_step,
             mfu=after.mfu,
@@ -262,7 +319,16 @@ class AlertDetector:
     def _message(self, finding: _Finding, after: WindowFigures, causes: Sequence[CauseShare]) -> str:
         if finding.before is None or finding.loss is None:
             return floor_message(self.config.floor or 0.0, after)
+        if finding.part is not None:
+            return part_message(finding.part, finding.before, after, causes[0])
         return drop_message(finding.detail, finding.before, after, finding.loss, causes)
+
+    def _causes(self, finding: _Finding, after: WindowFigures) -> tuple[CauseShare, ...]:
+        if finding.before is None:
+            return ()
+        if finding.part is not None:
+            return (part_cause(finding.part.name, finding.before, after),)
+        return attribute_loss(finding.before, after)
 
     def _recovery(self) -> Alert | None:
         state, incident = self._state, self._state.incident
@@ -272,10 +338,12 @@ class AlertDetector:
         signals = [window.signal for window in windows]
         is_recurring = incident.kind == "recurring"
         level = steadiness(signals, incident.slow_below or 0.0) if is_recurring else statistics.median(signals)
+        if incident.part is not None:
+            level = -statistics.median(getattr(window, incident.part) or 0.0 for window in windows)
         if level < incident.recover_above:
             return None
-        after = mean_figures(windows[len(windows) // 2 :])
-        baseline = mean_figures(incident.healthy).mfu if incident.healthy else None
+        after = typical_figures(windows[len(windows) // 2 :])
+        baseline = typical_figures(incident.healthy).mfu if incident.healthy else None
         history = incident.healthy or state.history
         self._state = DetectorState(quiet=self.config.cooldown, incidents=state.incidents, history=history)
         return Alert(

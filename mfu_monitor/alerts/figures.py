@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["WindowFigures", "figures_of", "mean_figures"]
+__all__ = ["WindowFigures", "figures_of", "mean_figures", "typical_figures"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,13 @@ def mean_figures(windows: Sequence[WindowFigures]) -> WindowFigures:
         values[field.name] = _mean(field.name, known) if known else None
     first, last = windows[0], windows[-1]
     return WindowFigures(**values | {"first_step": first.first_step, "step": last.step, "label": last.label})
+
+
+def typical_figures(windows: Sequence[WindowFigures]) -> WindowFigures:
+    """The same, with the medians of ``mfu`` and ``signal``: the levels that a fall of the median is told by."""
+    mfus = [window.mfu for window in windows if window.mfu is not None]
+    signal = statistics.median(window.signal for window in windows)
+    return dataclasses.replace(mean_figures(windows), signal=signal, mfu=statistics.median(mfus) if mfus else None)
 
 
 def _weight(name: str, window: WindowFigures) -> float:

@@ -7,25 +7,40 @@ from collections.abc import Sequence
 from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.causes import next_action
 from mfu_monitor.alerts.figures import WindowFigures
+from mfu_monitor.alerts.parts import GrownPart
 
-__all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "recovery_message"]
+__all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "part_message", "recovery_message"]
 
 _NAMED = 3
 _LEAST_NAMED_SHARE = 0.05
 """At most so many causes in one message, and no small ones after the first; all are in ``Alert.causes``."""
+
+_AGREE = 0.015
+"""Losses that differ by less are the same in whole percent, or the next."""
 
 
 def drop_message(
     kind: str, before: WindowFigures, after: WindowFigures, loss: float, causes: Sequence[CauseShare]
 ) -> str:
     """A drop, a gradual decline or slow windows that recur, with the causes."""
-    name, levels = _signal(before, after)
+    name, levels = _signal(before, after, loss)
     seen = {
         "drop": f"{name} fell by {loss:.0%}: {levels}",
         "sag": f"{name} declined gradually by {loss:.0%}: {levels}",
         "recurring": f"Slow windows keep coming back and cost {loss:.0%} of the time: {name} {levels}",
     }[kind]
     return f"{seen} (steps {_steps(after)}).{_because(causes)}"
+
+
+def part_message(part: GrownPart, before: WindowFigures, after: WindowFigures, cause: CauseShare) -> str:
+    """A part of the step that grew while the level is too noisy to show it."""
+    what = cause.description.split(" (")[0]
+    levels = f": {before.mfu:.1%} -> {after.mfu:.1%}" if before.mfu and after.mfu else ""
+    return (
+        f"{what[0].upper()}{what[1:]} grew from {_seconds(part.before_s)} to {_seconds(part.after_s)} a step and costs "
+        f"{part.loss:.0%} of the time (steps {_steps(after)}). MFU alone does not prove it{levels}. "
+        f"Next: {next_action(cause.name)}."
+    )
 
 
 def floor_message(floor: float, after: WindowFigures) -> str:
@@ -68,20 +83,25 @@ def describe_cause(cause: CauseShare) -> str:
     return f"{cause.description}, {_number(cause.before)} -> {_number(cause.after)} {cause.unit}"
 
 
-def _signal(before: WindowFigures, after: WindowFigures) -> tuple[str, str]:
-    """Which figure fell, and from what to what."""
+def _signal(before: WindowFigures, after: WindowFigures, loss: float) -> tuple[str, str]:
+    """Which figure fell, and from what to what: one that says the same as the loss."""
     name = str(before.label[0])
     if name != "mfu":
         words = {"model_flops_per_s": "Model FLOP/s", "tokens_per_s": "Tokens per second"}[name]
         return words, f"{_number(before.signal)} -> {_number(after.signal)}"
+    useful = f"{before.signal:.1%} -> {after.signal:.1%} of the peak"
     if before.mfu is None or after.mfu is None:
-        return "Useful work (time not spent compiling)", f"{before.signal:.1%} -> {after.signal:.1%} of the peak"
+        return "Useful work (time not spent compiling)", useful
     levels = f"{before.mfu:.1%} -> {after.mfu:.1%}"
-    if after.mfu / before.mfu > 0.5 + 0.5 * after.signal / before.signal:
-        # Most of the loss is not in the windows' MFU but beside it.
-        useful = f"{before.signal:.1%} -> {after.signal:.1%} of the peak, while MFU itself stays ({levels})"
-        return "Useful work (tokens that are not padding, time not spent compiling)", useful
-    return "MFU", levels
+    mfu_loss = 1 - after.mfu / before.mfu
+    if abs(mfu_loss - loss) <= _AGREE:
+        return "MFU", levels
+    # A part of the loss is not in the windows' MFU but beside it.
+    how = "itself stays" if abs(mfu_loss) <= _AGREE else "itself goes"
+    return (
+        "Useful work (tokens that are not padding, time not spent compiling)",
+        f"{useful}, while MFU {how} ({levels})",
+    )
 
 
 def _because(causes: Sequence[CauseShare]) -> str:
@@ -98,6 +118,20 @@ def _is_worth_naming(cause: CauseShare) -> bool:
 
 def _steps(figures: WindowFigures) -> str:
     return f"{figures.first_step}-{figures.step}"
+
+
+def _seconds(value: float) -> str:
+    """Seconds as people write them: 0.2 ms, 24 ms, 1.5 s.
+
+    Example:
+        >>> _seconds(0.024)
+        '24 ms'
+    """
+    scale, unit = next(((s, u) for s, u in _UNITS_OF_TIME if value >= 0.9995 * s), (1e-6, "us"))
+    return f"{value / scale:.3g} {unit}"
+
+
+_UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def _number(value: float) -> str:

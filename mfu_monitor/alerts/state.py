@@ -16,7 +16,7 @@ class Incident:
 
     number: int
     kind: str
-    """``"drop"``, ``"sag"``, ``"recurring"`` or ``"floor"``: how its level is measured."""
+    """``"drop"``, ``"sag"``, ``"recurring"``, ``"part"`` or ``"floor"``: how its level is measured."""
     step: int
     recover_above: float
     slow_below: float | None
@@ -25,6 +25,8 @@ class Incident:
     """How many windows together must come back above ``recover_above``."""
     healthy: list[WindowFigures]
     """After a drop: the baseline as it was, taken up again after the recovery."""
+    part: str | None = None
+    """The part of the step whose seconds must come back, where it was that which grew."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -160,16 +160,116 @@ def _delay(levels: Sequence[float], at: int) -> float:
     return found[0] - at + 1 if found else float("inf")
 
 
+WANTED = {0.05: 0.95, 0.10: 0.95, 0.20: 0.90, 0.30: 0.80}
+"""Noise of a window -> share of drops to be told within ``3 * sustain`` windows."""
+DROPS = (0.30, 0.50, 0.80)
+HEALTHY_WINDOWS = 1000
+
+
+def power_bound(noise: float, drop: float) -> float:
+    """What no test can do better: level and noise known, the sum of ``3 * sustain`` windows, one test in so many.
+
+    The threshold is that of one false alert in 1,000 runs: z of 0.001 * 18 / 1,000.
+    """
+    windows = 3 * AlertConfig().sustain
+    normal = statistics.NormalDist()
+    z = -normal.inv_cdf(0.001 * windows / HEALTHY_WINDOWS)
+    return normal.cdf((drop * windows**0.5 / noise - z) / (1 - drop))
+
+
+def share_told(noise: float, drop: float, series: int, seed: int) -> float:
+    """Share of drops, after a full baseline, that are told within ``3 * sustain`` windows and not before."""
+    rng, told, within = random.Random(seed), 0, 3 * AlertConfig().sustain
+    for _ in range(series):
+        at = rng.randrange(260, 400)
+        levels = noisy_series(rng, at + within, noise, 0.0)
+        dropped = [mfu * (1 - drop if index >= at else 1.0) for index, mfu in enumerate(levels)]
+        losses = [index for index, alert in notices(dropped) if alert.kind in ("drop", "sag")]
+        told += bool(losses) and losses[0] >= at
+    return told / series
+
+
+def runs_with_false_alerts(noise: float, runs: int, seed: int) -> int:
+    rng = random.Random(seed)
+    return sum(
+        any(alert.kind != "recovery" for _, alert in notices(noisy_series(rng, HEALTHY_WINDOWS, noise, 0.0)))
+        for _ in range(runs)
+    )
+
+
+def irregular_delay(noise: float, seed: int) -> float:
+    """Windows until five of each eight windows, 1.6 to 5 times slower at random, are told."""
+    rng = random.Random(seed)
+    levels = noisy_series(rng, 260 + 12 * 8, noise, 0.0)
+    for start in range(260, len(levels), 8):
+        for index in rng.sample(range(start, start + 8), 5):
+            levels[index] /= rng.uniform(1.6, 5.0)
+    losses = [index for index, alert in notices(levels) if alert.kind in ("drop", "sag")]
+    return losses[0] - 259 if losses and losses[0] >= 260 else float("inf")
+
+
+def hidden_part_delay(noise: float, seed: int) -> float:
+    """Windows until a wait for data of 24 ms instead of 0.2 ms, in a step of 180 ms, is told by its own name."""
+    rng, detector = random.Random(seed), AlertDetector()
+    levels = noisy_series(rng, 350, noise, 0.0)
+    usual = statistics.median(levels)
+    for index, level in enumerate(levels):
+        rest_s = 0.18 * STEPS / max(0.2, level / usual)
+        wait_s = STEPS * rng.uniform(0.9, 1.1) * (0.024 if index >= 260 else 0.0002)
+        window = StepWindow(
+            first_step=index * STEPS + 1,
+            last_step=index * STEPS + STEPS,
+            steps=STEPS,
+            elapsed_s=rest_s + wait_s,
+            wall_s=rest_s + wait_s,
+            model_flops=STEPS * FLOPS_PER_STEP,
+            data_wait_s=wait_s,
+            forward_s=0.4 * rest_s,
+            backward_s=0.6 * rest_s,
+        )
+        mfu = STEPS * FLOPS_PER_STEP / ((rest_s + wait_s) * PEAK)
+        found = detector.update(UtilizationReading(window=window, mfu=mfu, precision="bf16", peak_flops_per_s=PEAK))
+        if any("waiting for data" in alert.message.lower() for alert in found) and index >= 260:
+            return index - 259
+    return float("inf")
+
+
+def report_collapse(console: Console, seed: int, runs: int) -> bool:
+    """Print what is told at each noise, beside the bound that the noise sets; whether all that is wanted holds."""
+    series = max(1, runs // 5)
+    table = Table(title=f"Collapses within 3 x sustain windows, seed {seed}: {series} series each, {runs} healthy runs")
+    for column in ("noise", *(f"-{drop:.0%} (bound)" for drop in DROPS), "wanted", "runs with a false alert"):
+        table.add_column(column)
+    table.add_column("5 of 8 slow, longest delay")
+    table.add_column("hidden data wait, longest delay")
+    holds = True
+    for noise, wanted in WANTED.items():
+        told = [share_told(noise, drop, series, seed) for drop in DROPS]
+        false = runs_with_false_alerts(noise, runs, seed)
+        slow = max(irregular_delay(noise, seed + k) for k in range(max(1, series // 5)))
+        hidden = max(hidden_part_delay(noise, seed + k) for k in range(max(1, series // 5)))
+        bounds = [power_bound(noise, drop) for drop in DROPS]
+        holds &= all(share >= wanted for share, bound in zip(told, bounds, strict=True) if bound >= wanted)
+        holds &= false <= 1 and slow <= 2 * AlertConfig().long_windows
+        shares = (f"{share:.1%} ({bound:.1%})" for share, bound in zip(told, bounds, strict=True))
+        table.add_row(f"{noise:.0%}", *shares, f"{wanted:.0%}", str(false), f"{slow:g}", f"{hidden:g}")
+    console.print(table)
+    return holds
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=1000, help="synthetic series; 0 leaves them out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="injected faults by name; none: leave them out")
     parser.add_argument("--attempts", type=int, default=3, help="runs of a fault until it is named right")
+    parser.add_argument("--collapse-seeds", type=int, default=3, help="seeds of the table of collapses; 0: none")
     parser.add_argument("--noise", action="store_true", help="also measure noisier series")
     options = parser.parse_args(arguments)
     console = Console(width=150)
     holds = report_synthetic(console, options.series, options.seed) if options.series else True
+    for seed in range(options.seed, options.seed + options.collapse_seeds):
+        holds &= report_collapse(console, seed, options.series or 1000)
     if options.noise:
         report_noise(console, options.seed)
     if options.only is None or options.only:
