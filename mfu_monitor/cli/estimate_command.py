@@ -16,8 +16,9 @@ from mfu_monitor.cli.devices import find_device, override_peak
 from mfu_monitor.cli.options import GPU, JSON, PRECISION, active_parameters, add_command, count, quantity, share
 from mfu_monitor.cli.units import format_quantity
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.formulas.analytic import AttentionShape, Layers
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.insights.planning import AttentionShape, Plan, format_duration, plan_training, training_flops
+from mfu_monitor.insights.planning import Plan, format_duration, plan_training, training_flops
 
 __all__ = ["register"]
 
@@ -106,21 +107,25 @@ def _tokens_left(tokens: float, done: float | None) -> float:
     return tokens - (done or 0.0)
 
 
-def _attention(layers: int | None, width: int | None, length: int | None, convention: str) -> AttentionShape | None:
+def _attention(layers: int | None, width: int | None, length: int | None, convention: str) -> float:
+    """FLOPs of attention per token; 0 where its shapes were not given."""
     if convention not in _CONVENTIONS:
         raise ConfigurationError(f"--convention is {convention!r}; expected {' or '.join(_CONVENTIONS)}")
     given = {"--layers": layers, "--width": width, "--sequence-length": length}
     missing = [flag for flag, value in given.items() if value is None]
     if len(missing) == len(given):
-        return None
+        return 0.0
     if layers is None or width is None or length is None:
         raise ConfigurationError(
             f"the attention term needs --layers, --width and --sequence-length; missing: {', '.join(missing)}"
         )
-    return AttentionShape(layers=layers, width=width, sequence_length=length, convention=convention)
+    shape = AttentionShape(
+        heads=1, qk_width=width, v_width=width, sequence_length=length, layers=(Layers(count=layers),)
+    )
+    return shape.flops_per_token(convention)
 
 
-def _notes(plan: Plan, peak: DevicePeak, attention: AttentionShape | None, *, asked_for_mfu: bool) -> list[str]:
+def _notes(plan: Plan, peak: DevicePeak, attention: float, *, asked_for_mfu: bool) -> list[str]:
     notes = [] if attention else ["without the attention term (give --layers, --width and --sequence-length)"]
     if not plan.is_possible:
         notes.append(f"impossible: this needs {plan.mfu:.0%} of the peak; take more devices or more days")

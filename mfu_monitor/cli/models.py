@@ -17,7 +17,7 @@ from torch import nn
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.steps.batch import import_function
 
-__all__ = ["LoadedModel", "load_model", "parse_shape"]
+__all__ = ["LoadedModel", "build_from_config", "load_model", "parse_shape"]
 
 META = torch.device("meta")
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -219,6 +219,15 @@ def _read_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(str(file))
     except Exception as error:
         raise ConfigurationError(f"transformers cannot read {str(file)!r} (model_type {kind!r}): {error}") from error
+
+
+def build_from_config(path: Path) -> nn.Module:
+    """The model of a ``config.json`` on the meta device: its parameters' shapes, and no memory.
+
+    Raises:
+        ConfigurationError: transformers is not installed, or cannot build it.
+    """
+    return _build(_read_config(path), torch.bfloat16)
 
 
 def _build(config: Any, dtype: torch.dtype) -> nn.Module:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from mfu_monitor.errors import ConfigurationError
+
 __all__ = [
     "TRAINING_FLOPS_PER_PARAMETER",
+    "AttentionShape",
+    "Layers",
     "chinchilla_training_flops",
     "embedding_parameters",
     "logical_numel",
@@ -62,6 +67,68 @@ def palm_flops_per_token(parameters: int, *, layers: int, heads: int, head_width
     return TRAINING_FLOPS_PER_PARAMETER * parameters + PALM_ATTENTION_FACTOR * (
         layers * heads * head_width * sequence_length
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Layers in which a query attends to the same number of keys."""
+
+    count: int
+    keys: int | None = None
+    """Width of a sliding window, or of a chunk; None: the whole sequence."""
+    is_chunked: bool = False
+    """A query attends within its own chunk; else to the last ``keys`` keys."""
+
+    def mean_keys(self, sequence_length: int) -> float:
+        """Keys that a query of a causal sequence attends to, on average.
+
+        A window W <= S has W S - W (W - 1) / 2 pairs, a whole sequence S (S + 1) / 2, and each chunk is a sequence.
+        """
+        length = sequence_length
+        if self.keys is None or self.keys >= length:
+            return (length + 1) / 2
+        if not self.is_chunked:
+            return self.keys - self.keys * (self.keys - 1) / (2 * length)
+        chunks, rest = divmod(length, self.keys)
+        return (chunks * self.keys * (self.keys + 1) + rest * (rest + 1)) / (2 * length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Attention of a model. Grouped keys and values do not lower its FLOPs: query heads decide.
+
+    Example:
+        >>> layers = (Layers(count=118),)
+        >>> shape = AttentionShape(heads=48, qk_width=256, v_width=256, sequence_length=2048, layers=layers)
+        >>> shape.flops_per_token("palm")  # 12 L H Q T
+        35634806784.0
+    """
+
+    heads: int
+    qk_width: int
+    v_width: int
+    """Differs from ``qk_width`` in multi-head latent attention."""
+    sequence_length: int
+    layers: tuple[Layers, ...]
+    is_causal: bool = True
+
+    def flops_per_token(self, convention: str = "exact") -> float:
+        """Training FLOPs per token: 2 FLOPs x (Dqk + Dv) for each head and key, forward once and backward twice.
+
+        Args:
+            convention: ``"exact"`` counts attended pairs, ``"palm"`` the full square.
+
+        Raises:
+            ConfigurationError: another convention, or windows without a causal mask.
+        """
+        if convention not in ("exact", "palm"):
+            raise ConfigurationError(f"convention is {convention!r}; expected 'exact' or 'palm'")
+        if not self.is_causal and any(group.keys for group in self.layers):
+            raise ConfigurationError("windows are of causal attention; leave --bidirectional or --window out")
+        length = self.sequence_length
+        is_square = convention == "palm" or not self.is_causal
+        keys = sum(group.count * (length if is_square else group.mean_keys(length)) for group in self.layers)
+        return 3 * 2 * self.heads * (self.qk_width + self.v_width) * float(keys)
 
 
 # --- N by logical shapes ----------------------------------------------------------------------------------------------

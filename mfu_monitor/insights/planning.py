@@ -12,10 +12,9 @@ import math
 from dataclasses import dataclass
 
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.formulas.analytic import PALM_ATTENTION_FACTOR, TRAINING_FLOPS_PER_PARAMETER
+from mfu_monitor.formulas.analytic import TRAINING_FLOPS_PER_PARAMETER
 
 __all__ = [
-    "AttentionShape",
     "Plan",
     "RemainingWork",
     "format_duration",
@@ -26,30 +25,6 @@ __all__ = [
 
 _SECONDS_PER_HOUR = 3600.0
 _SECONDS_PER_DAY = 86400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
-    """What the attention term needs: products of queries with keys, and of the weights with values."""
-
-    layers: int
-    width: int
-    """Query heads x head width (GQA does not lower it)."""
-    sequence_length: int
-    convention: str = "exact"
-    """``"exact"``: causal, only the (S+1)/2 keys that a query attends on average; ``"palm"``: the full square."""
-
-    def flops_per_token(self) -> float:
-        """Training FLOPs per token: 12 x layers x width x attended keys (PaLM, appendix B, with T keys).
-
-        Example:
-            >>> AttentionShape(layers=80, width=8192, sequence_length=8192, convention="palm").flops_per_token()
-            64424509440.0
-        """
-        keys = {"exact": (self.sequence_length + 1) / 2, "palm": float(self.sequence_length)}
-        if self.convention not in keys:
-            raise ConfigurationError(f"convention is {self.convention!r}; expected 'exact' or 'palm'")
-        return PALM_ATTENTION_FACTOR * self.layers * self.width * keys[self.convention]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +73,21 @@ class RemainingWork:
         return {"remaining/wall_clock_s": self.wall_clock_s, "remaining/device_hours": self.device_hours}
 
 
-def training_flops(active_parameters: float, tokens: float, attention: AttentionShape | None = None) -> float:
+def training_flops(active_parameters: float, tokens: float, attention_flops_per_token: float = 0.0) -> float:
     """Model FLOPs of a training run: ``tokens * (6 N + attention)``.
 
     Args:
         active_parameters: N, the parameters that work on each token: all of a dense model, shared plus routed experts
             of a mixture.
         tokens: tokens seen in training.
-        attention: adds the attention term; None leaves it out (small where the sequence is short against the width).
+        attention_flops_per_token: by ``AttentionShape``; small where the sequence is short against the width.
 
     Example:
         >>> training_flops(70e9, 15e12)
         6.3e+24
     """
     _positive(active_parameters=active_parameters, tokens=tokens)
-    extra = attention.flops_per_token() if attention else 0.0
-    return tokens * (TRAINING_FLOPS_PER_PARAMETER * active_parameters + extra)
+    return tokens * (TRAINING_FLOPS_PER_PARAMETER * active_parameters + attention_flops_per_token)
 
 
 def plan_training(

@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.insights.planning import AttentionShape, format_duration, plan_training, remaining_work, training_flops
+from mfu_monitor.formulas.analytic import AttentionShape, Layers
+from mfu_monitor.insights.planning import format_duration, plan_training, remaining_work, training_flops
 
 H100_BF16 = 989.4e12
 H100_FP8 = 1978.9e12
 DAY_S = 86400.0
+
+
+def attention(layers: int, width: int, length: int) -> AttentionShape:
+    return AttentionShape(
+        heads=1, qk_width=width, v_width=width, sequence_length=length, layers=(Layers(count=layers),)
+    )
 
 
 def test_70b_on_15t_tokens_takes_what_the_lesson_says() -> None:
@@ -42,24 +49,24 @@ def test_a_mixture_of_experts_costs_its_active_parameters() -> None:
 
 
 def test_attention_adds_twelve_layers_width_and_keys_for_each_token() -> None:
-    palm = AttentionShape(layers=118, width=48 * 256, sequence_length=2048, convention="palm")
-    assert palm.flops_per_token() == 12 * 118 * 48 * 256 * 2048  # PaLM 540B, appendix B: 12 L H Q T
-    exact = AttentionShape(layers=2, width=64, sequence_length=7)
+    palm = attention(118, 48 * 256, 2048)
+    assert palm.flops_per_token("palm") == 12 * 118 * 48 * 256 * 2048  # PaLM 540B, appendix B: 12 L H Q T
+    exact = attention(2, 64, 7)
     assert exact.flops_per_token() == 12 * 2 * 64 * 4  # on average (7 + 1) / 2 keys
-    assert training_flops(1e3, 10, exact) == pytest.approx(10 * (6e3 + 6144))
+    assert training_flops(1e3, 10, exact.flops_per_token()) == pytest.approx(10 * (6e3 + 6144))
 
 
 def test_exact_attention_is_the_sum_over_every_querys_keys() -> None:
     length, layers, width = 9, 3, 32
     forward = sum(2 * 2 * width * (query + 1) for query in range(length))  # two products, 2 FLOPs a multiply-add
-    shape = AttentionShape(layers=layers, width=width, sequence_length=length)
+    shape = attention(layers, width, length)
     assert shape.flops_per_token() * length == pytest.approx(3 * layers * forward)
 
 
 def test_an_unknown_convention_is_refused() -> None:
-    shape = AttentionShape(layers=1, width=1, sequence_length=1, convention="dense")
+    shape = attention(1, 1, 1)
     with pytest.raises(ConfigurationError, match="expected 'exact' or 'palm'"):
-        shape.flops_per_token()
+        shape.flops_per_token("dense")
 
 
 _RATES = st.floats(1e12, 1e16)

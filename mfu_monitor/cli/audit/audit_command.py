@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -18,10 +19,12 @@ from rich.table import Table
 from mfu_monitor.cli.audit.claim_table import Claim
 from mfu_monitor.cli.audit.claims import AuditReport, CannotJudgeError, LogSeries, RunFacts, audit_run
 from mfu_monitor.cli.audit.log_series import Known, series_of
+from mfu_monitor.cli.audit.model_config import ModelConfig, read_model_config
 from mfu_monitor.cli.devices import find_device, override_peak
 from mfu_monitor.cli.options import GPU, JSON, active_parameters, add_command, count, quantity, seconds, share
 from mfu_monitor.cli.units import format_quantity, parse_fraction
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.formulas.analytic import AttentionShape, Layers
 from mfu_monitor.hardware.detect import device_peak
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS, literal_precision
@@ -75,14 +78,29 @@ class AuditOptions:
     ] = None
     gpu: GPU = None
     gpus: Annotated[int | None, count("--gpus", "How many.", "--devices")] = None
-    precision: Annotated[str | None, typer.Option("--precision", help="bf16 (default), fp16, fp8, fp32, tf32.")] = None
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", help="bf16 (default), fp16, fp8, fp32, tf32; of a mix its shares: fp8:70%,bf16:30%."
+        ),
+    ] = None
     peak_flops_per_s: Annotated[
         float | None, quantity("--peak-flops-per-s", "Dense peak of one GPU instead of the table's: 989T.")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A Hugging Face config.json: parameters and attention's shapes.")
     ] = None
     layers: Annotated[int | None, count("--layers", "For attention.")] = None
     heads: Annotated[int | None, count("--heads", "For attention: query heads.")] = None
     head_width: Annotated[int | None, count("--head-width", "For attention; default: width / heads.")] = None
+    v_head_width: Annotated[
+        int | None, count("--v-head-width", "For attention: of values, where it is another (MLA).")
+    ] = None
     width: Annotated[int | None, count("--width", "For attention: heads x head width.")] = None
+    window: Annotated[int | None, count("--window", "For attention: keys that a sliding window keeps.")] = None
+    window_layers: Annotated[int | None, count("--window-layers", "How many of the layers have it; default: all.")] = (
+        None
+    )
     sequence_length: Annotated[int | None, count("--sequence-length", "For attention: tokens.")] = None
     causal: Annotated[bool, typer.Option("--causal/--bidirectional", help="Which pairs attention attends.")] = True
     recompute: Annotated[
@@ -132,7 +150,8 @@ def _audit(given: AuditOptions) -> None:
     """
     log = _log(given)
     facts = _facts(given, log)
-    _checked_shape(facts)
+    if facts.attention is None:
+        _checked_shape(facts)
     _judge(facts, log, as_json=given.as_json)
 
 
@@ -149,16 +168,20 @@ def _facts(given: AuditOptions, log: Log | None) -> RunFacts:
     """What was given; what our own log says stands in for what was not."""
     own = log.readings[-1] if log is not None and log.readings else None
     gpus = given.gpus or _gpus_of(log) or 1
-    precision = literal_precision(given.precision or (own.precision if own else None) or _precision_of(log) or "bf16")
+    shares = _shares(given.precision)
+    told = max(shares, key=lambda name: shares[name]) if shares else given.precision
+    precision = literal_precision(told or (own.precision if own else None) or _precision_of(log) or "bf16")
     peak = _peak(given, precision, own.device_name if own else None)
-    parameters = given.params or (log.constant("parameters") if log else None)
-    active = active_parameters(parameters, given.active_params)
+    config = read_model_config(given.config, _sequence_length(given, log)) if given.config else None
+    parameters, active = _parameters(given, log, config)
     return RunFacts(
         peak=peak,
         precision=precision,
         gpus=gpus,
         parameters=parameters,
-        active_parameters=given.active_params,
+        active_parameters=active,
+        attention=config.attention if config else _attention(given),
+        precision_shares=shares,
         layers=given.layers,
         sequence_length=given.sequence_length,
         is_causal=given.causal,
@@ -176,16 +199,20 @@ def _facts(given: AuditOptions, log: Log | None) -> RunFacts:
         gpu_hours=given.gpu_hours,
         price_per_gpu_hour=given.price,
         accumulate_grad_batches=given.accumulate,
-        series=_series(given, log, gpus, peak.flops_per_s(precision) if peak else None, active),
+        series=_series(given, log, gpus, _rate_of(peak, precision, shares), active or parameters, config),
         **_heads(given.heads, given.head_width, given.width),
     )
 
 
 def _series(
-    given: AuditOptions, log: Log | None, gpus: int, peak: float | None, parameters: float | None
-) -> LogSeries | None:
+    given: AuditOptions, log: Log | None, gpus: int, peak: float | None, parameters: float | None,
+    config: ModelConfig | None,
+) -> LogSeries | None:  # fmt: skip
+    notes = config.notes if config else ()
+    if config is not None and given.params is None:
+        notes = (*notes, "parameters are those that take part in a product: embedding tables are left out")
     if log is None:
-        return None
+        return LogSeries(notes=notes) if notes else None
     known = Known(
         gpus=gpus,
         peak_flops_per_s=peak,
@@ -194,7 +221,64 @@ def _series(
         sequence_length=given.sequence_length,
         per_gpu=given.per_gpu,
     )
-    return series_of(log, known)
+    series = series_of(log, known)
+    return dataclasses.replace(series, notes=(*series.notes, *notes))
+
+
+def _sequence_length(given: AuditOptions, log: Log | None) -> int:
+    length = given.sequence_length or (log.constant("sequence_length") if log else None)
+    if not length:
+        raise ConfigurationError(
+            "--config needs --sequence-length, the tokens of a training sequence: the file knows the longest only"
+        )
+    return int(length)
+
+
+def _parameters(given: AuditOptions, log: Log | None, config: ModelConfig | None) -> tuple[float | None, float | None]:
+    """N and, of a mixture of experts, those that work on a token: given, else the log's, else the configuration's."""
+    parameters, active = given.params or (log.constant("parameters") if log else None), given.active_params
+    if config is not None and parameters is None and active is None:
+        parameters, active = config.parameters()
+    active_parameters(parameters, active)
+    return parameters, active
+
+
+def _shares(text: str | None) -> dict[str, float]:
+    """``fp8:70%,bf16:30%``; none of a single precision."""
+    if text is None or ":" not in text:
+        return {}
+    parts = [part.partition(":") for part in text.split(",")]
+    shares = {literal_precision(name.strip()): parse_fraction(part, name="--precision") for name, _, part in parts}
+    if abs(sum(shares.values()) - 1) > 0.01:
+        raise ConfigurationError(f"--precision is {text!r}; expected shares that add up to 100%: fp8:70%,bf16:30%")
+    return shares
+
+
+def _rate_of(peak: DevicePeak | None, precision: str, shares: dict[str, float]) -> float | None:
+    if peak is None:
+        return None
+    return peak.weighted_flops_per_s(shares) if shares else peak.flops_per_s(precision)
+
+
+def _attention(given: AuditOptions) -> AttentionShape | None:
+    """Only where values have a width of their own or layers differ; the plain shapes need no more than the facts."""
+    layers, windowed = given.layers, given.window_layers or given.layers
+    if given.v_head_width is None and given.window is None and given.window_layers is None:
+        return None
+    heads = _heads(given.heads, given.head_width, given.width)
+    sizes = (heads["heads"], heads["head_width"], given.sequence_length)
+    if layers is None or windowed is None or not all(sizes):
+        raise ConfigurationError("--window and --v-head-width need --layers, --heads, --head-width, --sequence-length")
+    if windowed > layers or (given.window_layers and not given.window):
+        raise ConfigurationError(
+            f"--window-layers {windowed} of --layers {layers} need --window, and at most all layers"
+        )
+    count, qk_width, length = (int(size) for size in sizes if size)
+    kinds = (Layers(count=windowed, keys=given.window), Layers(count=layers - windowed)) if given.window else ()
+    return AttentionShape(
+        heads=count, qk_width=qk_width, v_width=given.v_head_width or qk_width, sequence_length=length,
+        layers=kinds or (Layers(count=layers),), is_causal=given.causal,
+    )  # fmt: skip
 
 
 def _recompute(text: str) -> float | str:

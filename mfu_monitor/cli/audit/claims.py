@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mfu_monitor.checks import Diagnosis, Evidence, check, withheld
 from mfu_monitor.checks.limits import HARD_LIMIT, SUSPICIOUS_NOTE
 from mfu_monitor.cli.audit.claim_table import Basis, Claim, claims_of
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.formulas.analytic import palm_flops_per_token
+from mfu_monitor.formulas.analytic import AttentionShape, Layers
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -86,6 +87,10 @@ class RunFacts:
     head_width: int | None = None
     sequence_length: int | None = None
     is_causal: bool = True
+    attention: AttentionShape | None = None
+    """In place of the shapes above, where widths or layers differ."""
+    precision_shares: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the FLOPs by precision, of a run that mixes them; they add up to 1."""
     recompute: float | str | None = None
     """Share of the forward that is run again in backward (1.0: all), or ``"selective"``: attention's core alone."""
     tokens_per_s: float | None = None
@@ -238,7 +243,7 @@ def audit_run(facts: RunFacts) -> AuditReport:
         peak_flops_per_s=_peak(facts) or None,
         peak_source=facts.peak.source if facts.peak else "",
         device_name=facts.peak.device_name if facts.peak else "",
-        precision=facts.precision,
+        precision=_precision(facts),
         gpus=facts.gpus,
         gpu_hours=_gpu_hours(facts, per_token, tokens_per_s),
         cost=_cost(facts, per_token, tokens_per_s),
@@ -279,7 +284,7 @@ def _basis(facts: RunFacts, per_token: _FlopsPerToken, tokens_per_s: float | Non
         peak=_peak(facts) or None,
         peaks=dict(facts.peak.flops_per_s_by_precision) if facts.peak else {},
         sparse_peaks=dict(facts.peak.sparse_flops_per_s_by_precision) if facts.peak else {},
-        precision=facts.precision,
+        precision=_precision(facts),
         flops_per_token={"exact": per_token.exact, "PaLM": per_token.palm, "6ND": per_token.six_n},
         tokens_per_s=tokens_per_s,
         rate_is_of_totals=_has_no_rate(facts),
@@ -309,7 +314,7 @@ def _has_no_rate(facts: RunFacts) -> bool:
 def _nothing_to_judge(facts: RunFacts) -> str:
     """What is missing, for the message."""
     if not _peak(facts):
-        seen = "no device" if facts.peak is None else f"no {facts.precision} peak of {facts.peak.device_name}"
+        seen = "no device" if facts.peak is None else f"no {_precision(facts)} peak of {facts.peak.device_name}"
         return f"{seen} was given, so there is no MFU; give one such as --gpu 'H100 SXM' --precision bf16"
     has_n, has_rate = facts.parameters or facts.active_parameters, _tokens_per_s(facts)
     missing = [] if has_n else ["parameters (--params 70B)"]
@@ -322,17 +327,27 @@ def _nothing_to_judge(facts: RunFacts) -> str:
 
 
 def _flops_per_token(facts: RunFacts) -> _FlopsPerToken:
-    n = facts.active_parameters or facts.parameters
-    shape = (facts.layers, facts.heads, facts.head_width, facts.sequence_length)
+    n, shape = facts.active_parameters or facts.parameters, _attention_shape(facts)
     if n is None:
         return _FlopsPerToken(six_n=None, palm=None, exact=None, attention_exact=0.0)
-    layers, heads, head_width, length = shape
-    if layers is None or heads is None or head_width is None or length is None:
+    if shape is None:
         return _FlopsPerToken(six_n=6 * n, palm=None, exact=None, attention_exact=0.0)
-    palm = palm_flops_per_token(round(n), layers=layers, heads=heads, head_width=head_width, sequence_length=length)
-    square = palm - 6 * round(n)
-    attended = square * (length + 1) / (2 * length) if facts.is_causal else float(square)
-    return _FlopsPerToken(six_n=6 * n, palm=float(palm), exact=6 * n + attended, attention_exact=attended)
+    attended = shape.flops_per_token()
+    palm = 6 * n + shape.flops_per_token("palm")
+    return _FlopsPerToken(six_n=6 * n, palm=palm, exact=6 * n + attended, attention_exact=attended)
+
+
+def _attention_shape(facts: RunFacts) -> AttentionShape | None:
+    """As it was given whole, or by its parts."""
+    layers, heads, head_width, length = facts.layers, facts.heads, facts.head_width, facts.sequence_length
+    if facts.attention is not None:
+        return facts.attention
+    if layers is None or heads is None or head_width is None or length is None:
+        return None
+    return AttentionShape(
+        heads=heads, qk_width=head_width, v_width=head_width, sequence_length=length,
+        layers=(Layers(count=layers),), is_causal=facts.is_causal,
+    )  # fmt: skip
 
 
 def _tokens_per_s(facts: RunFacts) -> float | None:
@@ -351,7 +366,17 @@ def _tokens_per_s(facts: RunFacts) -> float | None:
 
 
 def _peak(facts: RunFacts) -> float:
-    return (facts.peak.flops_per_s_by_precision.get(facts.precision) if facts.peak else None) or 0.0
+    """Of one GPU; of a mix of precisions what it allows."""
+    if facts.peak is None:
+        return 0.0
+    if facts.precision_shares:
+        return facts.peak.weighted_flops_per_s(facts.precision_shares) or 0.0
+    return facts.peak.flops_per_s_by_precision.get(facts.precision) or 0.0
+
+
+def _precision(facts: RunFacts) -> str:
+    """``"bf16"``, or ``"70% fp8, 30% bf16"``."""
+    return ", ".join(f"{share:.0%} {name}" for name, share in facts.precision_shares.items()) or facts.precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,18 +513,23 @@ def _reading(
         wall_s=1.0,
         tokens=round(tokens_per_s / facts.gpus) if tokens_per_s else None,
         model_flops=round(flops) if flops else None,
+        model_flops_by_precision={p: round(s * flops) for p, s in facts.precision_shares.items()} if flops else {},
         palm_model_flops=round(palm) if palm else None,
         hardware_flops=round(hardware) if hardware else None,
         recompute_flops=round(hardware - flops) if hardware and flops else None,
         world_size=facts.gpus,
     )
+    active = facts.peak.flops_per_s_by_precision.get(facts.precision) if facts.peak and facts.precision_shares else None
+    scale = peak / active if active and peak else 1.0
     return UtilizationReading(
         window=window,
-        mfu=mfu,
-        hfu=hfu,
+        mfu=None if mfu is None else mfu * scale,
+        hfu=None if hfu is None else hfu * scale,
+        mfu_weighted=mfu if active else None,
+        hfu_weighted=hfu if active else None,
         device_name=facts.peak.device_name if facts.peak else "",
         precision=facts.precision,
-        peak_flops_per_s=peak or None,
+        peak_flops_per_s=active or peak or None,
         peak_source=facts.peak.source if facts.peak else None,
     )
 
@@ -558,7 +588,7 @@ def _named_inputs(
     inputs = (
         f"{n:,.4g} parameters, {tokens_per_s:,.4g} tokens/s on {facts.gpus} GPU{'s' if facts.gpus > 1 else ''}: "
         f"{per_token.best * tokens_per_s / facts.gpus / 1e12:,.4g} TFLOP/s per GPU, over {peak / 1e12:,.4g} TFLOP/s "
-        f"{facts.precision} dense ({diagnosis.evidence.get('peak_source')})"
+        f"{_precision(facts)} dense ({diagnosis.evidence.get('peak_source')})"
     )
     return dataclasses.replace(
         diagnosis,
