@@ -74,6 +74,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         names: metric names of ours, or ``"throughput_monitor"`` for those of Lightning's ThroughputMonitor.
         tensorboard: folder of a TensorBoard of our own, beside the trainer's loggers; None for none.
         console: print one line a window; None leaves it to the trainer's loggers.
+        run_name: the run's name on its alerts; None takes the first logger's name and version.
         jsonl: file that readings and counted steps are appended to, as JSON lines.
         device: the device whose peak counts; None takes the trainer's.
         on_impossible: what to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"``.
@@ -111,6 +112,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         names: str = "mfu_monitor",
         tensorboard: str | None = None,
         console: bool | None = None,
+        run_name: str | None = None,
         jsonl: str | None = None,
         device: str | None = None,
         on_impossible: str = "warn",
@@ -284,6 +286,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
                 "jsonl": writable_jsonl(config.jsonl) if trainer.is_global_zero else None,
                 "tensorboard": config.tensorboard if trainer.is_global_zero else None,
                 "console": config.console and trainer.is_global_zero,
+                "run_name": config.run_name or _run_name(trainer),
                 "promised_precision": config.promised_precision or _promised_precision(trainer),
                 "total_steps": config.total_steps or _total_batches(trainer),
             }
@@ -405,6 +408,13 @@ def _logging_step(trainer: Any) -> int:
 def _steps_optimizer(trainer: Any) -> bool:
     """False while gradients are only accumulated: such a step runs less than one that steps the optimizer."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def _run_name(trainer: Any) -> str | None:
+    """The first logger's: ``lightning_logs/version_3``."""
+    logger = trainer.logger
+    parts = [getattr(logger, "name", None), getattr(logger, "version", None)]
+    return "/".join(f"version_{p}" if isinstance(p, int) else str(p) for p in parts if p not in (None, "")) or None
 
 
 def _promised_precision(trainer: Any) -> str | None:

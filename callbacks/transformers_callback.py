@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -86,6 +87,7 @@ class MFUCallback(Guarded, TrainerCallback):
                 "log_every_n_steps": self.config.log_every_n_steps or _window_of(args),
                 "device": self.config.device or args.device,
                 "jsonl": writable_jsonl(self.config.jsonl) if args.process_index == 0 else None,
+                "run_name": self.config.run_name or args.run_name or os.path.basename(args.output_dir or "") or None,
                 "promised_precision": self.config.promised_precision or _promised_precision(args),
             }
         )

@@ -69,6 +69,8 @@ class MonitorConfig:
     """Folder that TensorBoard reads: scalars, cards and pictures go there. Needs ``pip install tensorboard``."""
     console: bool | None = None
     """Print one line per window. None: only in a loop of one's own that has no sink, no file and no TensorBoard."""
+    run_name: str | None = None
+    """The run's name on its alerts. None: the trainer's, the variable MFU_MONITOR_RUN_NAME, or the script's name."""
     device: str | torch.device | None = None
     """The device whose peak and clock count. None: that of the model's parameters."""
     on_impossible: str = "warn"
@@ -97,7 +99,8 @@ class MonitorConfig:
         _check_positive_int("total_steps", self.total_steps)
         for key in ("flops_per_batch", "price_per_device_hour"):
             _check_positive_number(key, getattr(self, key))
-        _check_precision(self.promised_precision)
+        _check_name("promised_precision", self.promised_precision, "a precision's name", "'bf16-mixed'")
+        _check_name("run_name", self.run_name, "a name", "'gpt-7b'")
         resolve_alerts(self.alerts)
         resolve_callable("on_alert", self.on_alert)
         _check_webhook(self.webhook)
@@ -171,9 +174,9 @@ def _check_positive_number(key: str, value: Any) -> None:
         raise _refuse(key, value, "a number above 0, or None", "1.5e15" if key == "flops_per_batch" else "2.5")
 
 
-def _check_precision(value: Any) -> None:
+def _check_name(key: str, value: Any, what: str, example: str) -> None:
     if value is not None and not isinstance(value, str):
-        raise _refuse("promised_precision", value, "a precision's name, or None", "'bf16-mixed'")
+        raise _refuse(key, value, f"{what}, or None", example)
 
 
 def _check_webhook(value: Any) -> None:

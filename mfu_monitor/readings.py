@@ -20,6 +20,7 @@ from mfu_monitor.hardware.resolve import PeakSource
 from mfu_monitor.insights.outlook import Outlook
 from mfu_monitor.metric_names import ALERTS_ACTIVE
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.run_identity import RunIdentity, identity_of_this_process
 from mfu_monitor.timing.pipeline import WindowPipeline
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import (
@@ -70,6 +71,7 @@ class WindowReader:
         thresholds = resolve_alerts(config.alerts)
         self.detector = None if thresholds is None else AlertDetector(thresholds)
         self.tally = RunTally()
+        self._identity = identity_of_this_process(config.run_name)
 
     @guarded("facts")
     def start(self, model: nn.Module | None, device: torch.device) -> None:
@@ -136,7 +138,7 @@ class WindowReader:
         reading = self._read(closed, record)
         if not reading.window.steps:
             # No reading; that it lasts (every step recompiles) can be an alert.
-            return _report(reading, Verdict(reading), (), self._alerts_of(reading) or ())
+            return self._report(reading, Verdict(reading), (), self._alerts_of(reading) or ())
         if reading.peak_source == "measured" and (reading.hfu or 0.0) > 1.0 and self._measure_again(reading.precision):
             reading = self._read(closed, record)
         verdict = self._judge(reading, record) or Verdict(reading)
@@ -146,7 +148,18 @@ class WindowReader:
         if self._config.names == "mfu_monitor":
             metrics |= self._outlook_metrics(verdict.reading, record, closed.run_wall_s) or {}
             metrics[ALERTS_ACTIVE] = float(verdict.is_impossible or self._has_incident)
-        return _report(reading, verdict, (_reading_event(verdict.reading, metrics),), alerts)
+        return self._report(reading, verdict, (_reading_event(verdict.reading, metrics),), alerts)
+
+    def _report(
+        self, computed: UtilizationReading, verdict: Verdict, events: tuple[Event, ...], alerts: Sequence[Alert]
+    ) -> WindowReport:
+        diagnosed = (_diagnosis_event(verdict.fresh, computed),) if verdict.fresh else ()
+        return WindowReport(
+            verdict.reading,
+            (*events, *diagnosed, *(_alert_event(alert, self._identity) for alert in alerts)),
+            verdict.is_impossible,
+            any(alert.kind in _LOSSES for alert in alerts),
+        )
 
     @property
     def _has_incident(self) -> bool:
@@ -201,18 +214,6 @@ class WindowReader:
         )
 
 
-def _report(
-    computed: UtilizationReading, verdict: Verdict, events: tuple[Event, ...], alerts: Sequence[Alert]
-) -> WindowReport:
-    diagnosed = (_diagnosis_event(verdict.fresh, computed),) if verdict.fresh else ()
-    return WindowReport(
-        verdict.reading,
-        (*events, *diagnosed, *map(_alert_event, alerts)),
-        verdict.is_impossible,
-        any(alert.kind in _LOSSES for alert in alerts),
-    )
-
-
 def _reading_event(reading: UtilizationReading, metrics: dict[str, float]) -> Event:
     return Event(kind="reading", step=reading.last_step, metrics=metrics, payload=reading.to_dict())
 
@@ -223,6 +224,8 @@ def _diagnosis_event(fresh: tuple[Diagnosis, ...], reading: UtilizationReading) 
     return Event(kind="diagnosis", step=reading.last_step, payload=payload, text=text, title="diagnosis")
 
 
-def _alert_event(alert: Alert) -> Event:
-    payload = alert.to_dict()
-    return Event(kind="alert", step=alert.step, payload=payload, text=alert.message, title=f"alert/{alert.kind}")
+def _alert_event(alert: Alert, run: RunIdentity) -> Event:
+    payload = {**alert.to_dict(), "run": run.to_dict()}
+    lost = f" Lost: {alert.lost_s:,.3g} s." if alert.lost_s else ""
+    text = f"{alert.message}{lost} Run: {run}."
+    return Event(kind="alert", step=alert.step, payload=payload, text=text, title=f"alert/{alert.kind}")

@@ -44,5 +44,14 @@ class Alert(PlainTypes):
     """The first training batch of the windows that it speaks of."""
     loss: float | None = None
     """Relative loss of useful work, 0..1: of MFU, of tokens that are not padding, of time not spent compiling."""
+    level: str = ""
+    """What was watched: ``"mfu"``, ``"model_flops_per_s"`` or ``"tokens_per_s"``; of useful work (``loss``)."""
+    before: float | None = None
+    """Its value in the windows that are compared with."""
+    after: float | None = None
+    lost_s: float | None = None
+    """Seconds lost in the windows that it speaks of; in a recovery those of the whole incident. None: nothing was."""
+    next_action: str = ""
+    """What to try first."""
     incident: int | None = None
     """Number of the incident, the same in its alert and in its recovery."""

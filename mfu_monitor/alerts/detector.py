@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_monitor.alerts.alert import Alert, CauseShare
-from mfu_monitor.alerts.causes import attribute_loss, part_cause
+from mfu_monitor.alerts.causes import attribute_loss, next_action, part_cause
 from mfu_monitor.alerts.changes import changed_factors, is_other_kind
 from mfu_monitor.alerts.figures import WindowFigures, figures_of, mean_figures, typical_figures
 from mfu_monitor.alerts.levels import (
@@ -30,6 +30,7 @@ from mfu_monitor.utilization import UtilizationReading
 __all__ = ["AlertDetector"]
 
 _STATE_VERSION = 1
+_LOOK = "see where the step's time goes (step_time/*)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ class AlertDetector:
             state.history.append(figures)
         else:
             self._sort(figures, level)
+        self._count_loss(figures)
         if recovery := self._recovery():
             return (recovery,)
         # Every long level is looked at, also in the cooldown: it learns its best.
@@ -144,6 +146,12 @@ class AlertDetector:
         )
         finding = next((found for found in findings if found is not None), None)
         return (self._open(finding),) if finding is not None and not state.quiet else ()
+
+    def _count_loss(self, figures: WindowFigures) -> None:
+        incident = self._state.incident
+        if incident is not None and incident.reference:
+            missing = max(0.0, 1 - figures.signal / incident.reference)
+            incident.lost_s += missing * figures.step_s * figures.steps
 
     def _baseline(self) -> Level | None:
         history, config = self._state.history, self.config
@@ -299,9 +307,12 @@ class AlertDetector:
             recover_above=finding.recover_above,
             windows=finding.recover_windows,
             slow_below=finding.slow_below,
+            reference=None if finding.before is None else finding.before.signal,
             part=None if finding.part is None else finding.part.name,
             healthy=list(state.history) if is_new_level else [],
         )
+        lost_s = None if finding.loss is None else finding.loss * sum(w.step_s * w.steps for w in finding.windows)
+        incident.lost_s += lost_s or 0.0
         history = list(finding.windows) if is_new_level else state.history
         self._state = DetectorState(quiet=config.cooldown, incidents=number, history=history, incident=incident)
         return Alert(
@@ -313,6 +324,11 @@ class AlertDetector:
             message=self._message(finding, after, causes),
             causes=causes,
             loss=finding.loss,
+            level=str(after.label[0]),
+            before=None if finding.before is None else finding.before.signal,
+            after=after.signal,
+            lost_s=lost_s,
+            next_action=next_action(causes[0].name) if causes else _LOOK,
             incident=number,
         )
 
@@ -353,6 +369,10 @@ class AlertDetector:
             mfu=after.mfu,
             baseline=baseline,
             message=recovery_message(incident.step, after, baseline),
+            level=str(after.label[0]),
+            before=incident.reference,
+            after=after.signal,
+            lost_s=incident.lost_s or None,
             incident=incident.number,
         )
 
@@ -387,6 +407,9 @@ class AlertDetector:
                 mfu=after.mfu,
                 baseline=before.mfu,
                 message=change_message(before, after, causes, closed),
+                level=str(after.label[0]),
+                before=before.signal,
+                after=after.signal,
                 causes=causes,
             ),
         )

@@ -56,7 +56,7 @@ def recovery_message(opened_step: int, after: WindowFigures, baseline: float | N
     """The end of an incident."""
     level = f"MFU is {after.mfu:.1%} (steps {_steps(after)})" if after.mfu is not None else f"Steps {_steps(after)}"
     before = f", {baseline:.1%} before" if baseline is not None else ""
-    return f"Recovered: {level}{before}. The incident that was told at step {opened_step} is over."
+    return f"Recovered: {level}{before}. The incident reported at step {opened_step} is over."
 
 
 def change_message(

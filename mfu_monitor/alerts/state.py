@@ -25,6 +25,10 @@ class Incident:
     """How many windows together must come back above ``recover_above``."""
     healthy: list[WindowFigures]
     """After a drop: the baseline as it was, taken up again after the recovery."""
+    reference: float | None = None
+    """The level before; None after a floor."""
+    lost_s: float = 0.0
+    """Seconds lost since its first window."""
     part: str | None = None
     """The part of the step whose seconds must come back, where it was that which grew."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.run_identity import short_alert
 
 __all__ = ["WEBHOOK_URL_VARIABLE", "WebhookSink", "checked_url"]
 
@@ -214,6 +215,8 @@ def _retry_after_s(error: urllib.error.HTTPError) -> float:
 
 
 def _body(event: Event, run_name: str) -> bytes:
+    if event.payload.get("message"):
+        return json.dumps({"text": _escaped(short_alert(event.payload))}).encode()
     title = " ".join(part for part in (run_name, event.title) if part)
     text = f"*{title}*\n{event.text}" if title else event.text
     return json.dumps({"text": _escaped(text)}).encode()
