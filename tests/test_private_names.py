@@ -38,7 +38,7 @@ STILL_OUTSIDE: dict[str, int] = {
     "mfu_monitor/formulas/recurrent.py": 1,
     "mfu_monitor/formulas/registry.py": 9,
     "mfu_monitor/formulas/traffic.py": 3,
-    "mfu_monitor/hardware/gemm.py": 2,
+    "mfu_monitor/hardware/matmul_rate.py": 2,
     "mfu_monitor/timing/compiles.py": 2,
     "mfu_monitor/timing/probes.py": 1,
     "callbacks/lightning_callback.py": 4,

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from mfu_monitor.cli.options import Command
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.hardware.gemm_sweep import (
+from mfu_monitor.hardware.bench import (
     BenchReport,
     bench_shapes,
     default_precisions,

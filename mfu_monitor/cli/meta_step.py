@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["count_step"]
 
@@ -124,7 +125,7 @@ def _noted(make_mask: Callable[..., Any], notes: list[str]) -> Callable[..., Any
 
 def _run(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, training: bool) -> None:
     try:
-        outputs = [t for t in _tensors(model(*arguments, **keywords)) if t.requires_grad]
+        outputs = [t for t in tensors_in(model(*arguments, **keywords)) if t.requires_grad]
         if training and outputs:
             torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
     except ConfigurationError:
@@ -137,17 +138,6 @@ def _run(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any],
         ) from error
     finally:
         model.zero_grad(set_to_none=True)
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)
 
 
 class _AnswerReads(TorchDispatchMode):

@@ -11,6 +11,7 @@ from typing import TypeVar
 import typer
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.logs.columns import SECONDS
 from mfu_monitor.logs.numerals import read_numeral
 
 __all__ = [
@@ -87,9 +88,6 @@ def parse_fraction(text: str, *, name: str, most: float = 1.0) -> float:
     return value
 
 
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "": 1.0}
-
-
 def parse_seconds(text: str, *, name: str) -> float:
     """A time above zero: ``"1.25"``, ``"1.25s"``, ``"250ms"``.
 
@@ -97,7 +95,7 @@ def parse_seconds(text: str, *, name: str) -> float:
         ConfigurationError: not a time.
     """
     numeral = read_numeral(str(text))
-    factor = _SECONDS.get(numeral[1]) if numeral else None
+    factor = SECONDS.get(numeral[1] or "s") if numeral else None
     if numeral is None or factor is None or not (math.isfinite(numeral[0]) and numeral[0] > 0):
         raise ConfigurationError(
             f"{name} is {text!r}; expected a time above zero in seconds, such as 1.25, 1.25s or 250ms"

@@ -7,13 +7,14 @@ defined by (Williams, Waterman, Patterson, "Roofline: an insightful visual perfo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mfu_monitor.formulas.registry import operator_name
+from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["bytes_accessed", "tensor_bytes"]
 
@@ -154,15 +155,7 @@ def _named(rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 
 def _distinct_bytes(values: Any) -> int:
     """Bytes of all tensors in a nest of lists; one that occurs twice is moved once."""
-    return sum(tensor_bytes(tensor) for tensor in {id(t): t for t in _tensors(values)}.values())
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
+    return sum(tensor_bytes(tensor) for tensor in {id(t): t for t in tensors_in(values)}.values())
 
 
 def _distinct_elements(tensor: torch.Tensor) -> int:

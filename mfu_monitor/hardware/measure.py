@@ -21,7 +21,7 @@ import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
 from mfu_monitor.hardware.device_peak import DevicePeak
-from mfu_monitor.hardware.gemm import (
+from mfu_monitor.hardware.matmul_rate import (
     MEASURABLE_PRECISIONS,
     ProductRate,
     Shape,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.logs.numerals import has_decimal_comma, read_numeral
 
-__all__ = ["Cell", "Column", "Overrides", "is_known", "recognise", "words_of"]
+__all__ = ["SECONDS", "Cell", "Column", "Overrides", "is_known", "recognise", "words_of"]
 
 Cell = tuple[int, str]
 """Line (or step, where a log has no lines) and text, as it stands in the file."""
@@ -134,7 +134,7 @@ _DEVICE = re.compile(
     r"(?:/|per|p) ?(?:gpu|device|chip|core|rank)\b|\b(?:gpu|device|local|rank|chip)/|\btgs\b|\bon one gpu\b"
 )
 _WORLD = re.compile(r"\b(?:global|world|cluster|aggregate|aggregated|all gpus|all devices|all ranks|overall)\b")
-_SECONDS = {
+SECONDS = {
     **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
     **dict.fromkeys(("us", "µs", "usec", "microseconds"), 1e-6),
     **dict.fromkeys(("ms", "msec", "msecs", "millis", "milliseconds", "millisecond"), 1e-3),
@@ -228,7 +228,7 @@ def _factor_of_cell(family: str, unit: str) -> float | None:
     if not lower:
         return None
     if family == "time":
-        return _SECONDS.get(re.split(r"[ /]", lower)[0])
+        return SECONDS.get(re.split(r"[ /]", lower)[0])
     if family == "ratio":
         return 0.01 if lower.startswith(("%", "percent")) else None
     if family in ("flops", "rate", "total_flops"):
@@ -249,7 +249,7 @@ def _rate_factor(words: str, family: str) -> float | None:
     factor = _PREFIX[match[1]]
     if family == "rate":
         period = re.search(r"(?:/|per) ?(?:gpu|device)? ?/? ?(min|minute|h|hour|day)\b", words)
-        factor /= _SECONDS[period[1]] if period else 1.0
+        factor /= SECONDS[period[1]] if period else 1.0
     return factor
 
 
@@ -272,7 +272,7 @@ def _unit(family: str, words: str, given: str | None, values: Sequence[float]) -
 
 def _given_unit(family: str, given: str) -> float:
     lower = given.lower()
-    factor = _NAMES.get(lower) if family == "ratio" else _SECONDS.get(lower) if family == "time" else None
+    factor = _NAMES.get(lower) if family == "ratio" else SECONDS.get(lower) if family == "time" else None
     factor = factor or (_rate_factor(lower, family) if family in ("flops", "rate", "total_flops") else None)
     if factor is None:
         allowed = {"time": "ms, s or min", "ratio": "percent or fraction", "flops": "TFLOP/s or FLOP/s"}
@@ -281,13 +281,13 @@ def _given_unit(family: str, given: str) -> float:
 
 
 def _time_unit(words: str, middle: float) -> tuple[float, str, bool, str]:
-    spelled = [w for w in re.findall(r"[a-zµ]+", words) if w in _SECONDS and w not in ("m", "d", "h")]
+    spelled = [w for w in re.findall(r"[a-zµ]+", words) if w in SECONDS and w not in ("m", "d", "h")]
     if spelled:
-        return _SECONDS[spelled[-1]], spelled[-1], True, ""
+        return SECONDS[spelled[-1]], spelled[-1], True, ""
     unit, other = ("ms", "s") if middle > 50 else ("s", "ms")
-    one, two = _say_s(middle * _SECONDS[unit]), _say_s(middle * _SECONDS[other])
+    one, two = _say_s(middle * SECONDS[unit]), _say_s(middle * SECONDS[other])
     note = f"no unit: taken as {unit}, {one}; as {other} it would be {two}"
-    return _SECONDS[unit], unit, False, note
+    return SECONDS[unit], unit, False, note
 
 
 def _say_s(seconds: float) -> str:
@@ -347,7 +347,7 @@ def _clock(column: Column, words: str, cells: Sequence[Cell]) -> Column:
 def _seconds_of(text: str) -> float | None:
     numeral = read_numeral(text)
     if numeral is not None and math.isfinite(numeral[0]) and re.fullmatch(r"[a-zµ]*", numeral[1].lower()):
-        return numeral[0] * _SECONDS.get(numeral[1].lower(), 1.0)
+        return numeral[0] * SECONDS.get(numeral[1].lower(), 1.0)
     try:
         moment = datetime.datetime.fromisoformat(
             text.strip().replace(",", ".").replace("/", "-").replace("Z", "+00:00")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.cli.audit.claims import LogSeries
+from mfu_monitor.cli.audit.audit_run import LogSeries
 from mfu_monitor.cli.audit.log_series import Known, series_of
 from mfu_monitor.logs import read_log
 

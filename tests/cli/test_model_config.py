@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mfu_monitor.cli import main
-from mfu_monitor.cli.audit.claims import RunFacts, audit_run
+from mfu_monitor.cli.audit.audit_run import AuditFacts, audit_run
 from mfu_monitor.cli.audit.model_config import read_model_config
 from mfu_monitor.cli.devices import find_device
 from mfu_monitor.errors import ConfigurationError
@@ -173,5 +173,5 @@ def test_a_mix_that_is_impossible_is_impossible_by_its_own_limit() -> None:
     }  # fmt: skip
     limit = peak.weighted_flops_per_s(facts["precision_shares"])
     assert limit is not None
-    assert audit_run(RunFacts(tokens_per_s=0.5 * limit / 42e9, **facts)).verdict == "plausible"
-    assert audit_run(RunFacts(tokens_per_s=1.2 * limit / 42e9, **facts)).verdict == "impossible"
+    assert audit_run(AuditFacts(tokens_per_s=0.5 * limit / 42e9, **facts)).verdict == "plausible"
+    assert audit_run(AuditFacts(tokens_per_s=1.2 * limit / 42e9, **facts)).verdict == "impossible"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.cli.audit.claims import AuditReport, RunFacts, audit_run
+from mfu_monitor.cli.audit.audit_run import AuditFacts, AuditReport, audit_run
 from mfu_monitor.cli.devices import find_device
 
 A100 = find_device("A100 SXM 80GB", precision="bf16")
@@ -23,7 +23,7 @@ def shape(layers: int, heads: int, width: int, length: int = 2048) -> dict[str, 
 
 
 def audit(**facts: Any) -> AuditReport:
-    return audit_run(RunFacts(**facts))
+    return audit_run(AuditFacts(**facts))
 
 
 def claim(report: AuditReport, name: str, convention: str = "") -> float:

@@ -19,7 +19,7 @@ from tensorboard import program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mfu_monitor.counting.compiled.watch import guards_notice_modes
-from mfu_monitor.hardware.gemm import ProductRate
+from mfu_monitor.hardware.matmul_rate import ProductRate
 from mfu_monitor.sinks import read_jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
-from mfu_monitor.hardware import gemm, measure
-from mfu_monitor.hardware.gemm import ProductRate, best_product_rate, copy_rate, product_rate
+from mfu_monitor.hardware import matmul_rate, measure
+from mfu_monitor.hardware.matmul_rate import ProductRate, best_product_rate, copy_rate, product_rate
 from mfu_monitor.hardware.measure import (
     cache_directory,
     cached_peak,
@@ -49,7 +49,7 @@ class SlowDevice:
 
 def test_the_least_seconds_a_call_are_taken_after_a_warm_up() -> None:
     device = SlowDevice([5.0, 0.4, 0.2, 0.1, 0.3])
-    least_s, calls = gemm._least_seconds(device.call, lambda: None, seconds=6.3, clock=device.clock)
+    least_s, calls = matmul_rate._least_seconds(device.call, lambda: None, seconds=6.3, clock=device.clock)
     # 5.0 is the warm-up, then 0.4, 0.2, 0.1 and 0.3; at 6.0 another 0.4 as the first call took would pass 6.3.
     assert least_s == pytest.approx(0.1)
     assert calls == 4
@@ -57,13 +57,13 @@ def test_the_least_seconds_a_call_are_taken_after_a_warm_up() -> None:
 
 def test_fast_calls_are_timed_in_batches_of_twenty_milliseconds() -> None:
     device = SlowDevice([0.001])
-    least_s, calls = gemm._least_seconds(device.call, lambda: None, seconds=0.1, clock=device.clock)
+    least_s, calls = matmul_rate._least_seconds(device.call, lambda: None, seconds=0.1, clock=device.clock)
     assert least_s == pytest.approx(0.001)
     assert (calls - 1) % 20 in (0, 19)  # batches of 20 (19 where the division rounds down)
 
 
 def test_the_rate_is_two_m_k_n_over_the_least_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "_least_seconds", lambda *args, **kwargs: (0.5, 3))
+    monkeypatch.setattr(matmul_rate, "_least_seconds", lambda *args, **kwargs: (0.5, 3))
     rate = product_rate(CPU, "fp32", (10, 20, 30), seconds=1.0)
     assert rate == ProductRate(shape=(10, 20, 30), flops_per_s=2 * 10 * 20 * 30 / 0.5, calls=3)
 
@@ -71,11 +71,13 @@ def test_the_rate_is_two_m_k_n_over_the_least_seconds(monkeypatch: pytest.Monkey
 def test_the_best_of_the_shapes_wins_and_a_hopelessly_long_one_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def fake(device: torch.device, precision: str, shape: gemm.Shape, *, seconds: float, clock: object) -> ProductRate:
+    def fake(
+        device: torch.device, precision: str, shape: matmul_rate.Shape, *, seconds: float, clock: object
+    ) -> ProductRate:
         tried.append(shape)
         return ProductRate(shape=shape, flops_per_s={8: 1e6, 16: 3e6, 32: 2e6}[shape[0]], calls=1)
 
-    monkeypatch.setattr(gemm, "product_rate", fake)
+    monkeypatch.setattr(matmul_rate, "product_rate", fake)
     shapes = ((8, 8, 8), (16, 16, 16), (32, 32, 32), (4096, 4096, 4096))
     best = best_product_rate(CPU, "fp32", seconds=1.0, shapes=shapes, clock=lambda: 0.0)
     assert best is not None
@@ -129,10 +131,10 @@ def test_measuring_under_autocast_measures_what_was_asked() -> None:
 def test_on_cuda_float32_is_measured_as_asked_and_the_switch_put_back(before: str, precision: str, during: str) -> None:
     torch.backends.cuda.matmul.fp32_precision = before
     try:
-        with gemm._fp32_products_as(torch.device("cuda"), precision):
+        with matmul_rate._fp32_products_as(torch.device("cuda"), precision):
             assert torch.backends.cuda.matmul.fp32_precision == during
         assert torch.backends.cuda.matmul.fp32_precision == before
-        with pytest.raises(KeyError), gemm._fp32_products_as(torch.device("cuda"), precision):
+        with pytest.raises(KeyError), matmul_rate._fp32_products_as(torch.device("cuda"), precision):
             raise KeyError
         assert torch.backends.cuda.matmul.fp32_precision == before
     finally:
@@ -257,7 +259,7 @@ def test_a_kernel_that_fails_is_not_an_exception(monkeypatch: pytest.MonkeyPatch
     def out_of_memory(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(gemm, "_product", out_of_memory)
+    monkeypatch.setattr(matmul_rate, "_product", out_of_memory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PeakUnknownWarning)
         assert measure_peak("cpu", "fp32", seconds=0.01) is None
@@ -278,8 +280,8 @@ def test_wrong_arguments_say_what_is_expected(arguments: dict[str, object], word
 
 
 def test_bandwidth_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "_CPU_COPY_BYTES", 1000)
-    monkeypatch.setattr(gemm, "_least_seconds", lambda *args, **kwargs: (0.5, 1))
+    monkeypatch.setattr(matmul_rate, "_CPU_COPY_BYTES", 1000)
+    monkeypatch.setattr(matmul_rate, "_least_seconds", lambda *args, **kwargs: (0.5, 1))
     assert copy_rate(CPU) == 2 * 1000 / 0.5
     assert measure_bandwidth("cpu") == 4000
 

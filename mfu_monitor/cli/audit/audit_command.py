@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mfu_monitor.cli.audit.claim_table import Claim
-from mfu_monitor.cli.audit.claims import AuditReport, CannotJudgeError, LogSeries, RunFacts, audit_run
+from mfu_monitor.cli.audit.audit_run import AuditFacts, AuditReport, CannotJudgeError, LogSeries, audit_run
+from mfu_monitor.cli.audit.claims import Claim
 from mfu_monitor.cli.audit.log_series import Known, series_of
 from mfu_monitor.cli.audit.model_config import ModelConfig, read_model_config
 from mfu_monitor.cli.devices import find_device, override_peak
@@ -164,7 +164,7 @@ def _log(given: AuditOptions) -> Log | None:
     return read_log(given.log, overrides) if given.log is not None else None
 
 
-def _facts(given: AuditOptions, log: Log | None) -> RunFacts:
+def _facts(given: AuditOptions, log: Log | None) -> AuditFacts:
     """What was given; what our own log says stands in for what was not."""
     own = log.readings[-1] if log is not None and log.readings else None
     gpus = given.gpus or _gpus_of(log) or 1
@@ -174,7 +174,7 @@ def _facts(given: AuditOptions, log: Log | None) -> RunFacts:
     peak = _peak(given, precision, own.device_name if own else None)
     config = read_model_config(given.config, _sequence_length(given, log)) if given.config else None
     parameters, active = _parameters(given, log, config)
-    return RunFacts(
+    return AuditFacts(
         peak=peak,
         precision=precision,
         gpus=gpus,
@@ -294,7 +294,7 @@ def _recompute(text: str) -> float | str:
         ) from None
 
 
-def _judge(facts: RunFacts, log: Log | None, *, as_json: bool) -> None:
+def _judge(facts: AuditFacts, log: Log | None, *, as_json: bool) -> None:
     """Print the verdict and end with its exit code."""
     try:
         report = audit_run(facts)
@@ -399,7 +399,7 @@ def _heads(heads: int | None, head_width: int | None, width: int | None) -> dict
     return {"heads": heads, "head_width": width // heads}
 
 
-def _checked_shape(facts: RunFacts) -> None:
+def _checked_shape(facts: AuditFacts) -> None:
     """All of attention's shapes, or none."""
     given = {
         "--layers": facts.layers,

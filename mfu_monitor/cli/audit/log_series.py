@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfu_monitor.cli.audit.claims import LogSeries
+from mfu_monitor.cli.audit.audit_run import LogSeries
 from mfu_monitor.logs import Column, Log
 
 __all__ = ["Known", "series_of"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mfu_monitor.checks.limits import HARD_LIMIT
-from mfu_monitor.cli.audit.claims import LogSeries
+from mfu_monitor.cli.audit.audit_run import LogSeries
 from mfu_monitor.cli.audit.log_series import Known, series_of
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mfu_monitor.errors import ConfigurationError
-from mfu_monitor.hardware import gemm_sweep as bench
-from mfu_monitor.hardware.gemm import ProductRate, Shape
-from mfu_monitor.hardware.gemm_sweep import bench_shapes, run_bench, write_report
+from mfu_monitor.hardware import bench as bench
+from mfu_monitor.hardware.bench import bench_shapes, run_bench, write_report
+from mfu_monitor.hardware.matmul_rate import ProductRate, Shape
 from mfu_monitor.hardware.measure import cached_peak
 
 RATES = {(8, 8, 8): 1e9, (16, 16, 16): 3e9, (8, 16, 32): 2e9}

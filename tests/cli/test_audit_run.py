@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_monitor.cli.audit.claims import AuditReport, CannotJudgeError, LogSeries, RunFacts, audit_run
+from mfu_monitor.cli.audit.audit_run import AuditFacts, AuditReport, CannotJudgeError, LogSeries, audit_run
 from mfu_monitor.cli.devices import find_device
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.device_peak import DevicePeak
@@ -21,7 +21,7 @@ DAY_S = 86400.0
 
 
 def audit(**facts: Any) -> AuditReport:
-    return audit_run(RunFacts(**{"peak": H100, **facts}))
+    return audit_run(AuditFacts(**{"peak": H100, **facts}))
 
 
 def codes(report: AuditReport) -> list[str]:
@@ -270,9 +270,9 @@ def test_zero_is_refused_where_something_is_divided_by_it(name: str) -> None:
 
 def test_a_negative_or_missing_number_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"tokens_per_s=-1\.0"):
-        RunFacts(tokens_per_s=-1.0)
+        AuditFacts(tokens_per_s=-1.0)
     with pytest.raises(ConfigurationError, match="nan"):
-        RunFacts(tokens_per_s=float("nan"))
+        AuditFacts(tokens_per_s=float("nan"))
 
 
 @given(

@@ -15,7 +15,7 @@ import torch
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.detect import device_peak
-from mfu_monitor.hardware.gemm import MEASURABLE_PRECISIONS, ProductRate, Shape, product_rate
+from mfu_monitor.hardware.matmul_rate import MEASURABLE_PRECISIONS, ProductRate, Shape, product_rate
 from mfu_monitor.hardware.measure import (
     as_device,
     measure_bandwidth,
