@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from mfu_monitor.checks import Diagnosis, Evidence, check, withheld
@@ -187,20 +188,6 @@ class AuditReport:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FlopsPerToken:
-    """FLOPs of a token by each formula; None where the shapes are unknown."""
-
-    six_n: float | None
-    palm: float | None
-    exact: float | None
-    attention_exact: float
-
-    @property
-    def best(self) -> float | None:
-        return self.exact or self.palm or self.six_n
-
-
 def audit_run(facts: AuditFacts) -> AuditReport:
     """Judge a run by what is known of it.
 
@@ -216,353 +203,419 @@ def audit_run(facts: AuditFacts) -> AuditReport:
     Example:
         PaLM 540B from its published inputs: 0.457 by 6 N D, 0.462 by its own formula.
     """
-    per_token = _flops_per_token(facts)
-    tokens_per_s = _tokens_per_s(facts)
-    mfu_of = _MfuOf(facts, tokens_per_s)
-    mfu = mfu_of(per_token.best)
-    reported = _reported_mfu(facts)
-    if mfu is None and reported is None:
-        raise CannotJudgeError(_nothing_to_judge(facts))
-    _meant(facts, mfu, reported)
-    hfu = _hfu(facts, per_token, mfu)
-    diagnoses = _diagnoses(facts, per_token, mfu, hfu, tokens_per_s)
-    rows = _row_mfus(facts, per_token)
-    impossible = [step for step, value in rows if value > HARD_LIMIT]
-    claims = claims_of(_basis(facts, per_token, tokens_per_s, mfu))
+    run = _Run(facts)
+    run.refuse_what_cannot_be_meant()
+    impossible = [step for step, value in run.row_mfus if value > HARD_LIMIT]
     return AuditReport(
-        verdict=_verdict(mfu, hfu, reported, diagnoses, impossible, claims),
-        mfu=mfu,
-        mfu_6nd=mfu_of(per_token.six_n) if tokens_per_s and per_token.six_n else None,
-        mfu_palm=mfu_of(per_token.palm) if tokens_per_s and per_token.palm else None,
-        mfu_exact=mfu_of(per_token.exact) if tokens_per_s and per_token.exact else None,
-        hfu=hfu,
-        reported_mfu=reported,
-        tokens_per_s=tokens_per_s,
-        flops_per_token=per_token.best,
-        device_flops_per_s=mfu * _peak(facts) if mfu is not None else None,
-        peak_flops_per_s=_peak(facts) or None,
+        verdict=run.verdict(impossible),
+        mfu=run.mfu,
+        mfu_6nd=run.mfu_by("6ND"),
+        mfu_palm=run.mfu_by("PaLM"),
+        mfu_exact=run.mfu_by("exact"),
+        hfu=run.hfu,
+        reported_mfu=run.reported_mfu,
+        tokens_per_s=run.tokens_per_s,
+        flops_per_token=run.best,
+        device_flops_per_s=run.mfu * run.peak if run.mfu is not None else None,
+        peak_flops_per_s=run.peak or None,
         peak_source=facts.peak.source if facts.peak else "",
         device_name=facts.peak.device_name if facts.peak else "",
-        precision=_precision(facts),
+        precision=run.precision,
         gpus=facts.gpus,
-        gpu_hours=_gpu_hours(facts, per_token, tokens_per_s),
-        cost=_cost(facts, per_token, tokens_per_s),
-        rows=len(rows),
+        gpu_hours=run.gpu_hours,
+        cost=_product(run.gpu_hours, facts.price_per_gpu_hour),
+        rows=len(run.row_mfus),
         impossible_rows=len(impossible),
         first_impossible_step=impossible[0] if impossible else None,
-        claims=claims,
-        understood=facts.series.understood if facts.series else (),
-        diagnoses=diagnoses,
-        notes=_notes(facts, per_token, tokens_per_s),
+        claims=run.claims,
+        understood=run.series.understood,
+        diagnoses=run.diagnoses,
+        notes=run.notes(),
     )
-
-
-def _meant(facts: AuditFacts, mfu: float | None, reported: float | None) -> None:
-    """Numbers that nobody means are not judged."""
-    n = facts.active_parameters or facts.parameters
-    if n is not None and n < 1e4:
-        raise CannotJudgeError(f"{n:g} parameters are not a language model; was {n:g}B meant? Give --params {n:g}B")
-    if (value := mfu if mfu is not None else reported) is not None and value < _LEAST_MFU:
-        raise CannotJudgeError(
-            f"an MFU of {value:.2%} is not training on this device: a number is in another unit than it was given in "
-            "(tokens/s, parameters, GPUs, the time of a step), or of another run"
-        )
 
 
 _LEAST_MFU = 5e-5
 """0.005%: it prints as 0.0%."""
-
-
-def _basis(facts: AuditFacts, per_token: _FlopsPerToken, tokens_per_s: float | None, mfu: float | None) -> Basis:
-    """What claims are held against."""
-    series = facts.series or LogSeries()
-    n, active = facts.parameters, facts.active_parameters
-    flops = facts.device_flops_per_s
-    hours = facts.gpu_hours is not None and facts.elapsed_s is not None
-    return Basis(
-        gpus=facts.gpus,
-        peak=_peak(facts) or None,
-        peaks=dict(facts.peak.flops_per_s_by_precision) if facts.peak else {},
-        sparse_peaks=dict(facts.peak.sparse_flops_per_s_by_precision) if facts.peak else {},
-        precision=_precision(facts),
-        flops_per_token={"exact": per_token.exact, "PaLM": per_token.palm, "6ND": per_token.six_n},
-        tokens_per_s=tokens_per_s,
-        rate_is_of_totals=_has_no_rate(facts),
-        hardware_factor=_hardware_factor(facts, per_token),
-        inactive_ratio=n / active if n and active and active < n else None,
-        mfu=_reported_mfu(facts),
-        hfu=facts.reported_hfu if facts.reported_hfu is not None else _middle(series.hfu),
-        device_flops_per_s=flops if flops is not None else _middle(series.device_flops_per_s),
-        device_hardware_flops_per_s=facts.device_hardware_flops_per_s,
-        claimed_peak=facts.reported_peak_flops_per_s,
-        tokens=facts.tokens,
-        elapsed_s=facts.elapsed_s,
-        gpu_hours=facts.gpu_hours if hours or not _has_no_rate(facts) else None,
-        convention={"palm": "PaLM", "6nd": "6ND", "exact": "exact"}.get(series.convention, ""),
-    )
+_HISTORY_POINTS = 50
 
 
 def _middle(values: tuple[float, ...]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _has_no_rate(facts: AuditFacts) -> bool:
-    """True where tokens/s are themselves tokens over time."""
-    return _tokens_per_s(dataclasses.replace(facts, tokens=None)) is None
+def _product(value: float | None, factor: float | None) -> float | None:
+    return value * factor if value is not None and factor is not None else None
 
 
-def _nothing_to_judge(facts: AuditFacts) -> str:
-    """What is missing, for the message."""
-    if not _peak(facts):
-        seen = "no device" if facts.peak is None else f"no {_precision(facts)} peak of {facts.peak.device_name}"
-        return f"{seen} was given, so there is no MFU; give one such as --gpu 'H100 SXM' --precision bf16"
-    has_n, has_rate = facts.parameters or facts.active_parameters, _tokens_per_s(facts)
-    missing = [] if has_n else ["parameters (--params 70B)"]
-    if not has_rate:
-        missing.append("a rate (--tokens-per-s 3000, --tokens-per-step and --step-time, or --tokens and --gpu-hours)")
-    return (
-        f"nothing to judge: {' and '.join(missing)} missing. Or give what was reported: --reported-mfu 46.2% or "
-        "--flops-per-s-per-gpu 430T, or a log with such a column"
-    )
+class _Run:
+    """What follows from the facts, each number computed once. Unknown is None."""
 
+    def __init__(self, facts: AuditFacts) -> None:
+        self.facts = facts
+        self.series = facts.series or LogSeries()
 
-def _flops_per_token(facts: AuditFacts) -> _FlopsPerToken:
-    n, shape = facts.active_parameters or facts.parameters, _attention_shape(facts)
-    if n is None:
-        return _FlopsPerToken(six_n=None, palm=None, exact=None, attention_exact=0.0)
-    if shape is None:
-        return _FlopsPerToken(six_n=6 * n, palm=None, exact=None, attention_exact=0.0)
-    attended = shape.flops_per_token()
-    palm = 6 * n + shape.flops_per_token("palm")
-    return _FlopsPerToken(six_n=6 * n, palm=palm, exact=6 * n + attended, attention_exact=attended)
+    # What was given, or follows from it without a formula.
 
+    @property
+    def parameters(self) -> float | None:
+        """Those that work on a token."""
+        return self.facts.active_parameters or self.facts.parameters
 
-def _attention_shape(facts: AuditFacts) -> AttentionShape | None:
-    """As it was given whole, or by its parts."""
-    layers, heads, head_width, length = facts.layers, facts.heads, facts.head_width, facts.sequence_length
-    if facts.attention is not None:
-        return facts.attention
-    if layers is None or heads is None or head_width is None or length is None:
+    @property
+    def precision(self) -> str:
+        """``"bf16"``, or ``"70% fp8, 30% bf16"``."""
+        shares = self.facts.precision_shares
+        return ", ".join(f"{share:.0%} {name}" for name, share in shares.items()) or self.facts.precision
+
+    @cached_property
+    def peak(self) -> float:
+        """Of one GPU, of a mix of precisions what it allows; 0 where it is unknown."""
+        peak, shares = self.facts.peak, self.facts.precision_shares
+        if peak is None:
+            return 0.0
+        rate = peak.weighted_flops_per_s(shares) if shares else peak.flops_per_s_by_precision.get(self.facts.precision)
+        return rate or 0.0
+
+    @property
+    def reported_mfu(self) -> float | None:
+        return self.facts.reported_mfu if self.facts.reported_mfu is not None else _middle(self.series.mfu)
+
+    @property
+    def device_flops_per_s(self) -> float | None:
+        """As reported."""
+        given = self.facts.device_flops_per_s
+        return given if given is not None else _middle(self.series.device_flops_per_s)
+
+    @cached_property
+    def stated_tokens_per_s(self) -> float | None:
+        """Given, else by step, else the log's median."""
+        facts, series = self.facts, self.series
+        if facts.tokens_per_s is not None:
+            return facts.tokens_per_s
+        if facts.tokens_per_step and facts.step_s:
+            return facts.tokens_per_step / facts.step_s
+        if series.tokens_per_s:
+            return statistics.median(series.tokens_per_s)
+        if (per_step := facts.tokens_per_step or series.tokens_per_step) and series.step_s:
+            return per_step / statistics.median(series.step_s)
         return None
-    return AttentionShape(
-        heads=heads, qk_width=head_width, v_width=head_width, sequence_length=length,
-        layers=(Layers(count=layers),), is_causal=facts.is_causal,
-    )  # fmt: skip
 
+    @cached_property
+    def tokens_per_s(self) -> float | None:
+        """As stated, else by what was trained in the time that it took."""
+        facts = self.facts
+        elapsed_s = facts.elapsed_s or (facts.gpu_hours * _SECONDS_PER_HOUR / facts.gpus if facts.gpu_hours else None)
+        from_totals = facts.tokens / elapsed_s if facts.tokens and elapsed_s else None
+        return from_totals if self.stated_tokens_per_s is None else self.stated_tokens_per_s
 
-def _tokens_per_s(facts: AuditFacts) -> float | None:
-    """Given, else by step, else by the log's median, else by what was trained in the time that it took."""
-    series = facts.series or LogSeries()
-    if facts.tokens_per_s is not None:
-        return facts.tokens_per_s
-    if facts.tokens_per_step and facts.step_s:
-        return facts.tokens_per_step / facts.step_s
-    if series.tokens_per_s:
-        return statistics.median(series.tokens_per_s)
-    if (per_step := facts.tokens_per_step or series.tokens_per_step) and series.step_s:
-        return per_step / statistics.median(series.step_s)
-    elapsed_s = facts.elapsed_s or (facts.gpu_hours * _SECONDS_PER_HOUR / facts.gpus if facts.gpu_hours else None)
-    return facts.tokens / elapsed_s if facts.tokens and elapsed_s else None
+    # FLOPs and MFU.
 
+    @cached_property
+    def attention_flops_per_token(self) -> float:
+        """Of the attended pairs; 0 where its shapes are unknown."""
+        shape = self.attention
+        return shape.flops_per_token() if shape is not None and self.parameters is not None else 0.0
 
-def _peak(facts: AuditFacts) -> float:
-    """Of one GPU; of a mix of precisions what it allows."""
-    if facts.peak is None:
-        return 0.0
-    if facts.precision_shares:
-        return facts.peak.weighted_flops_per_s(facts.precision_shares) or 0.0
-    return facts.peak.flops_per_s_by_precision.get(facts.precision) or 0.0
-
-
-def _precision(facts: AuditFacts) -> str:
-    """``"bf16"``, or ``"70% fp8, 30% bf16"``."""
-    return ", ".join(f"{share:.0%} {name}" for name, share in facts.precision_shares.items()) or facts.precision
-
-
-@dataclass(frozen=True, slots=True)
-class _MfuOf:
-    """FLOPs of a token -> MFU; without tokens/s the reported FLOP/s decide."""
-
-    facts: AuditFacts
-    tokens_per_s: float | None
-
-    def __call__(self, flops_per_token: float | None) -> float | None:
-        peak = _peak(self.facts)
-        if not peak:
+    @cached_property
+    def attention(self) -> AttentionShape | None:
+        """As it was given whole, or by its parts."""
+        facts = self.facts
+        layers, heads, width, length = facts.layers, facts.heads, facts.head_width, facts.sequence_length
+        if facts.attention is not None:
+            return facts.attention
+        if layers is None or heads is None or width is None or length is None:
             return None
-        if flops_per_token is not None and self.tokens_per_s is not None:
-            return flops_per_token * self.tokens_per_s / (self.facts.gpus * peak)
-        flops = self.facts.device_flops_per_s
-        if flops is None and self.facts.series is not None:
-            flops = _middle(self.facts.series.device_flops_per_s)
-        return flops / peak if flops is not None else None
+        return AttentionShape(
+            heads=heads, qk_width=width, v_width=width, sequence_length=length, layers=(Layers(count=layers),),
+            is_causal=facts.is_causal,
+        )  # fmt: skip
 
+    @cached_property
+    def flops_per_token(self) -> Mapping[str, float | None]:
+        """By convention, the best first; None where the shapes are unknown."""
+        n, shape = self.parameters, self.attention
+        if n is None:
+            return dict.fromkeys(("exact", "PaLM", "6ND"))
+        exact, palm = (None, None) if shape is None else (shape.flops_per_token(), shape.flops_per_token("palm"))
+        return {
+            "exact": None if exact is None else 6 * n + exact,
+            "PaLM": None if palm is None else 6 * n + palm,
+            "6ND": 6 * n,
+        }
 
-def _reported_mfu(facts: AuditFacts) -> float | None:
-    if facts.reported_mfu is not None:
-        return facts.reported_mfu
-    series = facts.series
-    return _middle(series.mfu) if series else None
+    @property
+    def best(self) -> float | None:
+        """FLOPs of a token by the best convention that can be computed."""
+        return next((flops for flops in self.flops_per_token.values() if flops), None)
 
+    def mfu_of(self, tokens_per_s: float | None) -> float | None:
+        """MFU at a rate; without one the reported FLOP/s decide."""
+        if not self.peak:
+            return None
+        if self.best is not None and tokens_per_s is not None:
+            return self.best * tokens_per_s / (self.facts.gpus * self.peak)
+        return self.device_flops_per_s / self.peak if self.device_flops_per_s is not None else None
 
-def _hfu(facts: AuditFacts, per_token: _FlopsPerToken, mfu: float | None) -> float | None:
-    factor = _hardware_factor(facts, per_token)
-    return mfu * factor if mfu is not None and factor is not None else None
+    def mfu_by(self, convention: str) -> float | None:
+        """MFU of the tokens by one convention."""
+        flops, rate = self.flops_per_token[convention], self.tokens_per_s
+        return flops * rate / (self.facts.gpus * self.peak) if flops and rate and self.peak else None
 
+    @cached_property
+    def mfu(self) -> float | None:
+        return self.mfu_of(self.tokens_per_s)
 
-def _hardware_factor(facts: AuditFacts, per_token: _FlopsPerToken) -> float | None:
-    """Hardware over model FLOPs by the share of the forward that runs again; None where nothing was said of it."""
-    if facts.recompute is None:
+    @cached_property
+    def hardware_factor(self) -> float | None:
+        """Hardware over model FLOPs by the share of the forward that runs again; None where nothing was said of it."""
+        recompute = self.facts.recompute
+        if recompute is None:
+            return None
+        if isinstance(recompute, str):
+            attention = self.attention_flops_per_token
+            return 1 + _FORWARD_SHARE * attention / self.best if self.best and attention else None
+        return 1 + _FORWARD_SHARE * recompute
+
+    @property
+    def hfu(self) -> float | None:
+        return _product(self.mfu, self.hardware_factor)
+
+    # Hours.
+
+    @cached_property
+    def gpu_hours(self) -> float | None:
+        """Given, else GPUs x time so far, else what the tokens take at this rate, or at the reported MFU."""
+        facts = self.facts
+        if facts.gpu_hours is not None:
+            return facts.gpu_hours
+        seconds = facts.elapsed_s or self._log_seconds()
+        if seconds is None and facts.tokens and self.tokens_per_s:
+            seconds = facts.tokens / self.tokens_per_s
+        if seconds is not None:
+            return facts.gpus * seconds / _SECONDS_PER_HOUR
+        mfu = self.reported_mfu or self.mfu_of(None)
+        if facts.tokens and self.best and mfu and self.peak:
+            return facts.tokens * self.best / (mfu * self.peak) / _SECONDS_PER_HOUR
         return None
-    if isinstance(facts.recompute, str):
-        best = per_token.best
-        return 1 + _FORWARD_SHARE * per_token.attention_exact / best if best and per_token.attention_exact else None
-    return 1 + _FORWARD_SHARE * facts.recompute
 
+    def _log_seconds(self) -> float | None:
+        series = self.series
+        if series.elapsed_s is not None:
+            return series.elapsed_s
+        if len(series.timestamps_s) > 1:
+            return max(series.timestamps_s) - min(series.timestamps_s)
+        return sum(series.step_s) if series.step_s else None
 
-def _gpu_hours(facts: AuditFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> float | None:
-    """Given, else GPUs x time so far, else what the tokens take at this rate, or at the reported MFU."""
-    if facts.gpu_hours is not None:
-        return facts.gpu_hours
-    seconds = facts.elapsed_s or _log_seconds(facts.series)
-    if seconds is None and facts.tokens and tokens_per_s:
-        seconds = facts.tokens / tokens_per_s
-    if seconds is not None:
-        return facts.gpus * seconds / _SECONDS_PER_HOUR
-    mfu, peak = _reported_mfu(facts) or _MfuOf(facts, None)(None), _peak(facts)
-    if facts.tokens and per_token.best and mfu and peak:
-        return facts.tokens * per_token.best / (mfu * peak) / _SECONDS_PER_HOUR
-    return None
+    @cached_property
+    def row_mfus(self) -> list[tuple[float | None, float]]:
+        """(step, MFU) of each row of the log: what it reports, and what its own rate gives where it reports none."""
+        if self.facts.series is None:
+            return []
+        series, rates = self.series, self.series.tokens_per_s
+        if not rates and (per_step := self.facts.tokens_per_step or series.tokens_per_step):
+            rates = tuple(per_step / step_s for step_s in series.step_s)
+        values = series.mfu or tuple(mfu for rate in rates if (mfu := self.mfu_of(rate)) is not None)
+        steps = series.steps if len(series.steps) == len(values) else tuple(range(len(values)))
+        return list(zip(steps, values, strict=True))
 
+    # What cannot be judged.
 
-def _log_seconds(series: LogSeries | None) -> float | None:
-    if series is None:
-        return None
-    if series.elapsed_s is not None:
-        return series.elapsed_s
-    if len(series.timestamps_s) > 1:
-        return max(series.timestamps_s) - min(series.timestamps_s)
-    return sum(series.step_s) if series.step_s else None
+    def refuse_what_cannot_be_meant(self) -> None:
+        """Nothing to judge, or numbers that nobody means."""
+        if self.mfu is None and self.reported_mfu is None:
+            raise CannotJudgeError(self._nothing_to_judge())
+        n, mfu = self.parameters, self.mfu if self.mfu is not None else self.reported_mfu
+        if n is not None and n < 1e4:
+            raise CannotJudgeError(f"{n:g} parameters are not a language model; was {n:g}B meant? Give --params {n:g}B")
+        if mfu is not None and mfu < _LEAST_MFU:
+            raise CannotJudgeError(
+                f"an MFU of {mfu:.2%} is not training on this device: a number is in another unit than it was given "
+                "in (tokens/s, parameters, GPUs, the time of a step), or of another run"
+            )
 
+    def _nothing_to_judge(self) -> str:
+        """What is missing, for the message."""
+        if not self.peak:
+            device = self.facts.peak
+            seen = "no device" if device is None else f"no {self.precision} peak of {device.device_name}"
+            return f"{seen} was given, so there is no MFU; give one such as --gpu 'H100 SXM' --precision bf16"
+        missing = [] if self.parameters else ["parameters (--params 70B)"]
+        if not self.tokens_per_s:
+            missing.append(
+                "a rate (--tokens-per-s 3000, --tokens-per-step and --step-time, or --tokens and --gpu-hours)"
+            )
+        return (
+            f"nothing to judge: {' and '.join(missing)} missing. Or give what was reported: --reported-mfu 46.2% or "
+            "--flops-per-s-per-gpu 430T, or a log with such a column"
+        )
 
-def _cost(facts: AuditFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> float | None:
-    hours = _gpu_hours(facts, per_token, tokens_per_s)
-    return hours * facts.price_per_gpu_hour if hours is not None and facts.price_per_gpu_hour is not None else None
+    # Verdict.
 
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """Each claim against what the others imply."""
+        facts, series = self.facts, self.series
+        peak, has_no_rate = facts.peak, self.stated_tokens_per_s is None
+        is_timed = facts.gpu_hours is not None and facts.elapsed_s is not None
+        return claims_of(
+            Basis(
+                gpus=facts.gpus,
+                peak=self.peak or None,
+                peaks=dict(peak.flops_per_s_by_precision) if peak else {},
+                sparse_peaks=dict(peak.sparse_flops_per_s_by_precision) if peak else {},
+                precision=self.precision,
+                flops_per_token=self.flops_per_token,
+                tokens_per_s=self.tokens_per_s,
+                rate_is_of_totals=has_no_rate,
+                hardware_factor=self.hardware_factor,
+                inactive_ratio=facts.parameters / (facts.parameters - inactive)
+                if facts.parameters and (inactive := self._inactive_parameters())
+                else None,
+                mfu=self.reported_mfu,
+                hfu=facts.reported_hfu if facts.reported_hfu is not None else _middle(series.hfu),
+                device_flops_per_s=self.device_flops_per_s,
+                device_hardware_flops_per_s=facts.device_hardware_flops_per_s,
+                claimed_peak=facts.reported_peak_flops_per_s,
+                tokens=facts.tokens,
+                elapsed_s=facts.elapsed_s,
+                gpu_hours=facts.gpu_hours if is_timed or not has_no_rate else None,
+                convention={"palm": "PaLM", "6nd": "6ND", "exact": "exact"}.get(series.convention, ""),
+            )
+        )
 
-def _row_mfus(facts: AuditFacts, per_token: _FlopsPerToken) -> list[tuple[float | None, float]]:
-    """(step, MFU) of each row of the log: what it reports, and what its own rate gives where it reports none."""
-    series = facts.series
-    if series is None:
-        return []
-    values = series.mfu or tuple(m for t in _row_rates(facts) if (m := _MfuOf(facts, t)(per_token.best)) is not None)
-    steps = series.steps if len(series.steps) == len(values) else tuple(range(len(values)))
-    return list(zip(steps, values, strict=True))
+    def _inactive_parameters(self) -> float | None:
+        n, active = self.facts.parameters, self.facts.active_parameters
+        return n - active if n and active and active < n else None
 
+    @cached_property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The checks on our own MFU, with what was reported as a claim; without one of ours, on what was reported."""
+        mfu, reported = self.mfu, self.reported_mfu
+        both = mfu is not None and reported is not None
+        found = [d for reading in self.series.readings for d in check(reading)]  # our own log's, checked again
+        reading, evidence = (
+            self._reading(mfu if mfu is not None else reported),
+            self._evidence(is_claim=mfu is not None),
+        )
+        found += check(reading, peak=self.facts.peak, evidence=evidence)
+        if both and self.facts.reported_peak_flops_per_s:
+            found = [*self._reported_peak(), *found]
+        if mfu is not None and reported is not None and reported > 1:
+            found.append(_reported_over_peak(reported, mfu))
+        distinct: dict[str, Diagnosis] = {}
+        for diagnosis in found:
+            distinct.setdefault(diagnosis.code, diagnosis)
+        distinct.pop("rate_is_none", None)  # what is missing is said in the notes, or is an error
+        return tuple(self._named_inputs(d) for d in distinct.values())
 
-def _row_rates(facts: AuditFacts) -> tuple[float, ...]:
-    series = facts.series or LogSeries()
-    per_step = facts.tokens_per_step or series.tokens_per_step
-    if series.tokens_per_s or not per_step:
-        return series.tokens_per_s
-    return tuple(per_step / s for s in series.step_s)
+    def _reading(self, mfu: float | None) -> UtilizationReading:
+        """One second of one GPU, as a monitor would have read it."""
+        facts, peak, factor = self.facts, self.peak, self.hardware_factor
+        flops = mfu * peak if mfu is not None and peak else None
+        by_palm = self.flops_per_token["PaLM"]
+        palm = flops * by_palm / self.best if flops and self.best and by_palm else None
+        hardware = flops * factor if flops and factor else None
+        window = StepWindow(
+            first_step=0,
+            last_step=0,
+            steps=1,
+            elapsed_s=1.0,
+            wall_s=1.0,
+            tokens=round(self.tokens_per_s / facts.gpus) if self.tokens_per_s else None,
+            model_flops=round(flops) if flops else None,
+            model_flops_by_precision={p: round(s * flops) for p, s in facts.precision_shares.items()} if flops else {},
+            palm_model_flops=round(palm) if palm else None,
+            hardware_flops=round(hardware) if hardware else None,
+            recompute_flops=round(hardware - flops) if hardware and flops else None,
+            world_size=facts.gpus,
+        )
+        device = facts.peak
+        active = device.flops_per_s_by_precision.get(facts.precision) if device and facts.precision_shares else None
+        scale = peak / active if active and peak else 1.0
+        return UtilizationReading(
+            window=window,
+            mfu=_product(mfu, scale),
+            hfu=_product(self.hfu, scale),
+            mfu_weighted=mfu if active else None,
+            hfu_weighted=self.hfu if active else None,
+            device_name=device.device_name if device else "",
+            precision=facts.precision,
+            peak_flops_per_s=active or peak or None,
+            peak_source=device.source if device else None,
+        )
 
+    def _evidence(self, *, is_claim: bool) -> Evidence:
+        series, facts = self.series, self.facts
+        stride = max(1, len(series.mfu) // _HISTORY_POINTS)
+        history = zip(series.steps, series.mfu, strict=True) if len(series.steps) == len(series.mfu) else ()
+        return Evidence(
+            reported_mfu=(self.reported_mfu or None) if is_claim else None,
+            parameters=facts.parameters,
+            inactive_expert_parameters=self._inactive_parameters(),
+            accumulate_grad_batches=facts.accumulate_grad_batches,
+            timestamps_s=series.timestamps_s,
+            mfu_history=tuple((round(step), value) for step, value in list(history)[::stride]),
+        )
 
-def _diagnoses(
-    facts: AuditFacts, per_token: _FlopsPerToken, mfu: float | None, hfu: float | None, tokens_per_s: float | None
-) -> tuple[Diagnosis, ...]:
-    """The checks on our own value, with what was reported as a claim; without one of ours, on what was reported."""
-    reported = _reported_mfu(facts)
-    reading = _reading(facts, per_token, mfu if mfu is not None else reported, hfu, tokens_per_s)
-    diagnoses = _replayed(facts.series)
-    diagnoses += list(check(reading, peak=facts.peak, evidence=_evidence(facts, reported if mfu is not None else None)))
-    if reported is not None and mfu is not None and facts.reported_peak_flops_per_s:
-        diagnoses = [*_reported_peak(facts, reported), *diagnoses]
-    if reported is not None and mfu is not None and reported > 1:
-        diagnoses.append(_reported_over_peak(reported, mfu))
-    distinct: dict[str, Diagnosis] = {}
-    for diagnosis in diagnoses:
-        distinct.setdefault(diagnosis.code, diagnosis)
-    distinct.pop("rate_is_none", None)  # what is missing is said in the notes, or is an error
-    return tuple(_named_inputs(d, facts, per_token, tokens_per_s) for d in distinct.values())
+    def _reported_peak(self) -> list[Diagnosis]:
+        """The peak behind what was reported, against the table's."""
+        reading = self._reading(self.reported_mfu)
+        window = dataclasses.replace(
+            reading.window,
+            model_flops=None,
+            palm_model_flops=None,
+            hardware_flops=None,
+            recompute_flops=None,
+            tokens=None,
+        )
+        used = self.facts.reported_peak_flops_per_s
+        shown = dataclasses.replace(reading, window=window, hfu=None, peak_flops_per_s=used, peak_source="reported")
+        found = check(shown, peak=self.facts.peak)
+        return [d for d in found if d.code in ("sparse_peak", "wrong_precision_peak", "wrong_device_peak")]
 
+    def _named_inputs(self, diagnosis: Diagnosis) -> Diagnosis:
+        """An impossible MFU is reported with the inputs that were given; what a clock explains stays as it is."""
+        is_impossible = diagnosis.code == "mfu_over_peak" and diagnosis.severity == "error"
+        best, rate, gpus = self.best, self.tokens_per_s, self.facts.gpus
+        if not is_impossible or "reported_mfu" in diagnosis.evidence or best is None or rate is None:
+            return diagnosis
+        inputs = (
+            f"{self.parameters or 0:,.4g} parameters, {rate:,.4g} tokens/s on {gpus} GPU{'s' if gpus > 1 else ''}: "
+            f"{best * rate / gpus / 1e12:,.4g} TFLOP/s per GPU, over {self.peak / 1e12:,.4g} TFLOP/s "
+            f"{self.precision} dense ({diagnosis.evidence.get('peak_source')})"
+        )
+        return dataclasses.replace(
+            diagnosis,
+            message=f"{diagnosis.message.split(' (')[0]} from {inputs}. At most 100% is possible.",
+            likely_cause="Tokens/s of more GPUs than were given, tokens/s that were counted wrongly, parameters that "
+            "one token does not pass through, or another device or precision.",
+            fix="Check that tokens/s and the number of GPUs belong together, and give --active-params for experts.",
+        )
 
-def _replayed(series: LogSeries | None) -> list[Diagnosis]:
-    """What the readings of our own log give when they are checked again: the first of each code."""
-    found: dict[str, Diagnosis] = {}
-    for reading in series.readings if series is not None else ():
-        for diagnosis in check(reading):
-            found.setdefault(diagnosis.code, diagnosis)
-    return list(found.values())
+    def verdict(self, impossible_steps: list[float | None]) -> str:
+        """The worst that is true of the run."""
+        values = [value for value in (self.mfu, self.hfu, self.reported_mfu) if value is not None]
+        if withheld(self.diagnoses) or impossible_steps or any(value > HARD_LIMIT for value in values):
+            return "impossible"
+        if any(claim.is_contradicted for claim in self.claims):
+            return "contradicted"
+        is_high = any(v is not None and v > SUSPICIOUS_NOTE for v in (self.mfu, self.reported_mfu))
+        return "suspicious" if is_high or any(d.severity == "warning" for d in self.diagnoses) else "plausible"
 
-
-def _reading(
-    facts: AuditFacts, per_token: _FlopsPerToken, mfu: float | None, hfu: float | None, tokens_per_s: float | None
-) -> UtilizationReading:
-    """One second of one GPU, as a monitor would have read it."""
-    peak = _peak(facts)
-    flops = mfu * peak if mfu is not None and peak else None
-    palm = flops * per_token.palm / per_token.best if flops and per_token.palm and per_token.best else None
-    factor = _hardware_factor(facts, per_token)
-    hardware = flops * factor if flops and factor else None
-    window = StepWindow(
-        first_step=0,
-        last_step=0,
-        steps=1,
-        elapsed_s=1.0,
-        wall_s=1.0,
-        tokens=round(tokens_per_s / facts.gpus) if tokens_per_s else None,
-        model_flops=round(flops) if flops else None,
-        model_flops_by_precision={p: round(s * flops) for p, s in facts.precision_shares.items()} if flops else {},
-        palm_model_flops=round(palm) if palm else None,
-        hardware_flops=round(hardware) if hardware else None,
-        recompute_flops=round(hardware - flops) if hardware and flops else None,
-        world_size=facts.gpus,
-    )
-    active = facts.peak.flops_per_s_by_precision.get(facts.precision) if facts.peak and facts.precision_shares else None
-    scale = peak / active if active and peak else 1.0
-    return UtilizationReading(
-        window=window,
-        mfu=None if mfu is None else mfu * scale,
-        hfu=None if hfu is None else hfu * scale,
-        mfu_weighted=mfu if active else None,
-        hfu_weighted=hfu if active else None,
-        device_name=facts.peak.device_name if facts.peak else "",
-        precision=facts.precision,
-        peak_flops_per_s=active or peak or None,
-        peak_source=facts.peak.source if facts.peak else None,
-    )
-
-
-_HISTORY_POINTS = 50
-
-
-def _evidence(facts: AuditFacts, reported: float | None) -> Evidence:
-    series = facts.series or LogSeries()
-    n, active = facts.parameters, facts.active_parameters
-    stride = max(1, len(series.mfu) // _HISTORY_POINTS)
-    history = zip(series.steps, series.mfu, strict=True) if len(series.steps) == len(series.mfu) else ()
-    return Evidence(
-        reported_mfu=reported or None,
-        parameters=n,
-        inactive_expert_parameters=n - active if n and active and active < n else None,
-        accumulate_grad_batches=facts.accumulate_grad_batches,
-        timestamps_s=series.timestamps_s,
-        mfu_history=tuple((round(step), value) for step, value in list(history)[::stride]),
-    )
-
-
-def _reported_peak(facts: AuditFacts, reported: float) -> list[Diagnosis]:
-    """The peak behind what was reported, against the table's."""
-    used = facts.reported_peak_flops_per_s
-    reading = dataclasses.replace(
-        _reading(facts, _flops_per_token(facts), reported, None, None),
-        peak_flops_per_s=used,
-        peak_source="reported",
-    )
-    window = dataclasses.replace(reading.window, model_flops=None, palm_model_flops=None)
-    found = check(dataclasses.replace(reading, window=window), peak=facts.peak)
-    return [d for d in found if d.code in ("sparse_peak", "wrong_precision_peak", "wrong_device_peak")]
+    def notes(self) -> tuple[str, ...]:
+        """What was left out or assumed."""
+        notes, facts = [], self.facts
+        if self.parameters is not None and self.attention is None and self.tokens_per_s is not None:
+            notes.append(
+                "attention is left out; give --config, or --layers, --heads, --head-width and --sequence-length"
+            )
+        if isinstance(facts.recompute, float | int) and facts.recompute:
+            notes.append(
+                "HFU by the share of the forward that runs again; what really reruns depends on the checkpointing"
+            )
+        if facts.peak is not None and facts.peak.confidence == "low":
+            notes.append("the peak of this device is known with low confidence only")
+        return (*notes, *self.series.notes)
 
 
 def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
@@ -575,52 +628,3 @@ def _reported_over_peak(reported: float, mfu: float) -> Diagnosis:
         likely_cause=f"The report is {reported / mfu:.3g} times what its inputs give.",
         fix="Compare the FLOPs, the time and the peak behind the report with those printed here.",
     )
-
-
-def _named_inputs(
-    diagnosis: Diagnosis, facts: AuditFacts, per_token: _FlopsPerToken, tokens_per_s: float | None
-) -> Diagnosis:
-    """An impossible MFU is reported with the inputs that were given; what a clock explains stays as it is."""
-    is_impossible = diagnosis.code == "mfu_over_peak" and diagnosis.severity == "error"
-    if not is_impossible or "reported_mfu" in diagnosis.evidence or per_token.best is None or tokens_per_s is None:
-        return diagnosis
-    n, peak = facts.active_parameters or facts.parameters or 0, _peak(facts)
-    inputs = (
-        f"{n:,.4g} parameters, {tokens_per_s:,.4g} tokens/s on {facts.gpus} GPU{'s' if facts.gpus > 1 else ''}: "
-        f"{per_token.best * tokens_per_s / facts.gpus / 1e12:,.4g} TFLOP/s per GPU, over {peak / 1e12:,.4g} TFLOP/s "
-        f"{_precision(facts)} dense ({diagnosis.evidence.get('peak_source')})"
-    )
-    return dataclasses.replace(
-        diagnosis,
-        message=f"{diagnosis.message.split(' (')[0]} from {inputs}. At most 100% is possible.",
-        likely_cause="Tokens/s of more GPUs than were given, tokens/s that were counted wrongly, parameters that one "
-        "token does not pass through, or another device or precision.",
-        fix="Check that tokens/s and the number of GPUs belong together, and give --active-params for experts.",
-    )
-
-
-def _verdict(
-    mfu: float | None,
-    hfu: float | None,
-    reported: float | None,
-    diagnoses: tuple[Diagnosis, ...],
-    impossible: list[float | None],
-    claims: tuple[Claim, ...],
-) -> str:
-    if withheld(diagnoses) or impossible or any(v is not None and v > HARD_LIMIT for v in (mfu, hfu, reported)):
-        return "impossible"
-    if any(claim.is_contradicted for claim in claims):
-        return "contradicted"
-    is_high = any(v is not None and v > SUSPICIOUS_NOTE for v in (mfu, reported))
-    return "suspicious" if is_high or any(d.severity == "warning" for d in diagnoses) else "plausible"
-
-
-def _notes(facts: AuditFacts, per_token: _FlopsPerToken, tokens_per_s: float | None) -> tuple[str, ...]:
-    notes = []
-    if per_token.six_n is not None and per_token.palm is None and tokens_per_s is not None:
-        notes.append("attention is left out; give --layers, --heads, --head-width and --sequence-length to count it")
-    if isinstance(facts.recompute, float | int) and facts.recompute:
-        notes.append("HFU by the share of the forward that runs again; what really reruns depends on the checkpointing")
-    if facts.peak is not None and facts.peak.confidence == "low":
-        notes.append("the peak of this device is known with low confidence only")
-    return (*notes, *(facts.series.notes if facts.series else ()))
