@@ -10,7 +10,7 @@ from typing import Any
 from mfu_monitor.errors import ConfigurationError, StageDisabledWarning, warn
 from mfu_monitor.sinks import ConsoleSink, Event, JsonlSink, Sink, TensorBoardSink
 
-__all__ = ["LoggerSink", "LoggingSteps", "sinks_for_loggers", "writable_jsonl"]
+__all__ = ["AtLoggingStep", "LoggerSink", "LoggingSteps", "sinks_for_loggers", "writable_jsonl"]
 
 _REMEMBERED_STEPS = 10_000
 """More than a window, and more than one that is read late; a bound, so that a long run does not grow."""
@@ -38,6 +38,27 @@ class LoggingSteps:
     def __call__(self, batch: int) -> int:
         """The step of a batch; the batch itself where it was never noted."""
         return self._steps.get(batch, batch)
+
+
+class AtLoggingStep:
+    """Hands events on with the step of the trainer's own axis.
+
+    Args:
+        sink: where they go.
+        at_step: from the training batch of an event to the step on that axis.
+    """
+
+    def __init__(self, sink: Sink, at_step: Callable[[int], int]) -> None:
+        self._sink, self._at_step = sink, at_step
+        self.shows_figures = bool(getattr(sink, "shows_figures", False))
+
+    def emit(self, event: Event) -> None:
+        """Hand one event on."""
+        self._sink.emit(dataclasses.replace(event, step=self._at_step(event.step)))
+
+    def close(self) -> None:
+        """Close the sink."""
+        self._sink.close()
 
 
 class LoggerSink:

@@ -86,6 +86,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         webhook: address that alerts are posted to; None takes the environment's ``MFU_MONITOR_WEBHOOK_URL``.
         on_alert: called with each alert: a function or its import path.
         stop_on_alert: stop training at the first alert.
+        micro_batches_per_step: batches of one optimizer step, where times and FLOPs a step are to be of all of them.
         total_steps: training batches of the whole run, for the time that is left; None takes the trainer's.
         price_per_device_hour: in any currency, for the cost that is left.
         tensorboard_layout: write a CUSTOM SCALARS layout (MFU and HFU on one chart); False keeps one of your own.
@@ -123,6 +124,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         webhook: str | None = None,
         on_alert: str | Callable[[Any], Any] | None = None,
         stop_on_alert: bool = False,
+        micro_batches_per_step: int = 1,
         total_steps: int | None = None,
         price_per_device_hour: float | None = None,
         tensorboard_layout: bool = True,

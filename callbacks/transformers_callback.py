@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mfu_monitor.config import MonitorConfig
+from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.errors import Guarded, MFUMonitorError, guarded_hook
 from mfu_monitor.monitor import Monitor
-from mfu_monitor.sinks import ConsoleSink, Event, Sink, TensorBoardSink
+from mfu_monitor.sinks import ConsoleSink, Sink, TensorBoardSink
 from mfu_monitor.utilization import UtilizationReading
 
-from ._loggers import writable_jsonl
+from ._loggers import AtLoggingStep, LoggingSteps, writable_jsonl
 from ._patch import wrap_method
 
 try:
@@ -42,11 +42,13 @@ _STATE_KEY = "mfu_monitor"
 class MFUCallback(Guarded, TrainerCallback):
     """Live MFU, HFU and tokens/s of a Hugging Face ``Trainer``, wherever the trainer reports.
 
-    Metrics go through ``trainer.log``, so every integration named in ``report_to`` has them and ``state.log_history``
-    keeps them. Integrations may put ``train/`` before the names.
+    The trainer's own log line gets ``mfu``, ``hfu`` and ``tokens_per_s``, and with it every integration named in
+    ``report_to`` and ``state.log_history``. All other metrics, text and pictures go to TensorBoard, under the same tags
+    as Lightning's, and to ``jsonl``. A window is a whole number of optimizer steps, and step times and FLOPs a step are
+    those of an optimizer step.
 
     Args:
-        log_every_n_steps: training batches of a window; None takes ``logging_steps`` of the training arguments.
+        log_every_n_steps: optimizer steps of a window; None takes ``logging_steps`` of the training arguments.
         tensorboard_layout: write a CUSTOM SCALARS layout (MFU and HFU on one chart); False keeps one of your own.
         **config: the other options of ``MonitorConfig``: ``peak``, ``tokens``, ``jsonl``, ...
 
@@ -66,6 +68,9 @@ class MFUCallback(Guarded, TrainerCallback):
         self._is_measuring = False
         self._is_in_step = False
         self._is_state_due = False
+        self._window = 1
+        self._logging_steps = LoggingSteps()
+        self._batch = 0
 
     @property
     def _measuring(self) -> Monitor | None:
@@ -82,9 +87,14 @@ class MFUCallback(Guarded, TrainerCallback):
         """Start to measure."""
         self._release()
         trainer = _find_trainer(self)
+        batches = max(1, args.gradient_accumulation_steps)
+        self._window = self.config.log_every_n_steps or _window_of(state, args)
+        self._logging_steps = LoggingSteps()
         config = self.config.with_options(
             {
-                "log_every_n_steps": self.config.log_every_n_steps or _window_of(args),
+                "log_every_n_steps": self._window * batches,
+                "micro_batches_per_step": batches,
+                "total_steps": self.config.total_steps or (state.max_steps * batches if state.max_steps > 0 else None),
                 "device": self.config.device or args.device,
                 "jsonl": writable_jsonl(self.config.jsonl) if args.process_index == 0 else None,
                 "run_name": self.config.run_name or args.run_name or os.path.basename(args.output_dir or "") or None,
@@ -93,17 +103,20 @@ class MFUCallback(Guarded, TrainerCallback):
         )
         self.monitor = Monitor(kwargs.get("model"), config=config, sinks=self._sinks(trainer, args))
         self._is_measuring = self._is_state_due = True
+        self._batch = 0
         self._wrap(trainer)
 
     def _sinks(self, trainer: Any, args: Any) -> list[Sink]:
         if args.process_index != 0:
             return []
         writers = [writer for c in trainer.callback_handler.callbacks if (writer := getattr(c, "tb_writer", None))]
-        texts = [TensorBoardSink(writer, scalars=False, layout=self.tensorboard_layout) for writer in writers]
-        return [_TrainerLogSink(trainer), *texts, *([] if args.report_to else [ConsoleSink()])]
+        boards = [TensorBoardSink(writer, layout=self.tensorboard_layout) for writer in writers]
+        return [AtLoggingStep(board, self._logging_steps) for board in boards] or [ConsoleSink()]
 
     def _wrap(self, trainer: Any) -> None:
         around: dict[str, Callable[..., AbstractContextManager[None]]] = {
+            "log": self._with_utilization,
+            "_prepare_inputs": functools.partial(self._during, "h2d_copy", "forward"),
             "training_step": functools.partial(self._measured, trainer),
             "_save_checkpoint": functools.partial(self._while_saving, trainer),
             "evaluate": functools.partial(self._paused, "validation"),
@@ -114,6 +127,37 @@ class MFUCallback(Guarded, TrainerCallback):
         for name, make in around.items():
             if hasattr(trainer, name):
                 self._restore.append(wrap_method(trainer, name, make))
+        backward = functools.partial(self._during, "backward", "other")
+        self._restore.append(wrap_method(trainer.accelerator, "backward", backward))
+
+    @contextlib.contextmanager
+    def _during(self, phase: str, then: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Time of a step belongs to ``phase`` inside, and to ``then`` afterwards."""
+        self._mark_phase(phase)
+        try:
+            yield
+        finally:
+            self._mark_phase(then)
+
+    @guarded_hook
+    def _mark_phase(self, name: str) -> None:
+        if (monitor := self._measuring) is not None and self._is_in_step:
+            monitor.mark_phase(name)
+
+    @contextlib.contextmanager
+    def _with_utilization(self, logs: Any = None, *args: Any, **kwargs: Any) -> Iterator[None]:
+        self._add_utilization(logs)
+        yield
+
+    @guarded_hook
+    def _add_utilization(self, logs: Any) -> None:
+        """Three numbers more on the line that the trainer logs anyway, where it logs the loss of training."""
+        reading = self.reading
+        if reading is None or self._measuring is None or not isinstance(logs, dict) or "loss" not in logs:
+            return
+        for name in ("mfu", "hfu", "tokens_per_s"):
+            if (value := getattr(reading, name)) is not None:
+                logs.setdefault(name, float(f"{value:.4g}"))
 
     @contextlib.contextmanager
     def _measured(self, trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -157,6 +201,7 @@ class MFUCallback(Guarded, TrainerCallback):
         self._is_state_due = False
         if saved := (trainer.state.stateful_callbacks or {}).get(_STATE_KEY):
             monitor.load_state_dict(saved)
+            self._batch = int(saved.get("next_step", 0))
 
     @guarded_hook
     def _begin(self, inputs: Any, trainer: Any) -> None:
@@ -164,20 +209,20 @@ class MFUCallback(Guarded, TrainerCallback):
             if self._is_state_due:
                 self._take_state(trainer, monitor)
             steps_optimizer = bool(trainer.accelerator.sync_gradients)
-            monitor.begin_step(inputs, signature_extra=(steps_optimizer,))
+            self._logging_steps.note(self._batch, trainer.state.global_step + 1)
+            monitor.begin_step(inputs, step=self._batch, signature_extra=(steps_optimizer,))
             self._is_in_step = True
+            monitor.mark_phase("forward")
 
     @guarded_hook
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer's own work begins."""
-        if (monitor := self._measuring) is not None:
-            monitor.mark_phase("optimizer")
+        self._mark_phase("optimizer")
 
     @guarded_hook
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer's work is over."""
-        if (monitor := self._measuring) is not None:
-            monitor.mark_phase("other")
+        self._mark_phase("other")
 
     @guarded_hook
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -188,10 +233,13 @@ class MFUCallback(Guarded, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch ended that stepped the optimizer."""
         self._end(control, optimizer_step=True)
+        if (monitor := self._measuring) is not None and state.global_step % self._window == 0:
+            monitor.end_window()  # an epoch's last step may have had fewer batches
 
     def _end(self, control: Any, *, optimizer_step: bool) -> None:
         if (monitor := self._measuring) is not None and self._is_in_step:
             self._is_in_step = False
+            self._batch += 1
             monitor.end_step(optimizer_step=optimizer_step)
             control.should_training_stop = control.should_training_stop or monitor.should_stop
 
@@ -229,28 +277,10 @@ class MFUCallback(Guarded, TrainerCallback):
             monitor.close()
 
 
-class _TrainerLogSink:
-    """Hands metrics to ``trainer.log``, which every integration listens to."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def emit(self, event: Event) -> None:
-        """Log the metrics at the trainer's present step."""
-        if not event.metrics:
-            return
-        # trainer.log clears the request to log the loss that may already stand for this very step.
-        should_log = self._trainer.control.should_log
-        self._trainer.log(dict(event.metrics))
-        self._trainer.control.should_log = should_log
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def _window_of(args: Any) -> int | None:
-    """``logging_steps`` counts optimizer steps, and may be a share of the run: then it is no number of batches."""
-    return int(args.logging_steps) if args.logging_steps >= 1 else None
+def _window_of(state: Any, args: Any) -> int:
+    """Optimizer steps between two log lines; the arguments may give a share of the run, the state has the number."""
+    steps = next((n for n in (getattr(state, "logging_steps", 0), args.logging_steps) if n and n >= 1), None)
+    return DEFAULT_LOG_EVERY_N_STEPS if steps is None else int(steps)
 
 
 def _promised_precision(args: Any) -> str | None:

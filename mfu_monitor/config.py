@@ -89,6 +89,8 @@ class MonitorConfig:
     """Called with each alert's event: a function or its import path ``"pkg.mod:function"``."""
     stop_on_alert: bool = False
     """Ask the trainer to stop at the first alert."""
+    micro_batches_per_step: int = 1
+    """Training batches of one optimizer step: ``step_time/*`` and ``flops_per_step/*`` are those of all of them."""
     total_steps: int | None = None
     """Training batches of the whole run, for the time that is left. None: the trainer's own, if it knows."""
     price_per_device_hour: float | None = None
@@ -97,6 +99,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         _check_positive_int("log_every_n_steps", self.log_every_n_steps)
         _check_positive_int("total_steps", self.total_steps)
+        _check_positive_int("micro_batches_per_step", self.micro_batches_per_step)
         for key in ("flops_per_batch", "price_per_device_hour"):
             _check_positive_number(key, getattr(self, key))
         _check_name("promised_precision", self.promised_precision, "a precision's name", "'bf16-mixed'")

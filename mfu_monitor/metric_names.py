@@ -12,6 +12,7 @@ __all__ = [
     "ALERTS_ACTIVE",
     "FLOPS_PER_STEP",
     "HFU",
+    "IS_EXACT",
     "MEANINGS",
     "MFU",
     "OF_MEASURED_PEAK",
@@ -25,6 +26,7 @@ __all__ = [
 
 MFU = "utilization/mfu"
 HFU = "utilization/hfu"
+IS_EXACT = "utilization/is_exact"
 OF_MEASURED_PEAK = "utilization/of_measured_peak"
 TOTAL_S = "step_time/total_s"
 RANK_SPREAD = "step_time/rank_spread"
@@ -86,6 +88,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     HFU: ("fraction", "executed FLOPs over time and the dense peak of all ranks' devices"),
     "utilization/mfu_weighted": ("fraction", "MFU with each precision at its own peak, where two are in use"),
     "utilization/attainable_mfu": ("fraction", "the MFU that the roofline allows for this step"),
+    IS_EXACT: ("0 or 1", "1 where the label of the counts is exact; the reading has the label"),
     OF_MEASURED_PEAK: ("fraction", "model FLOP/s over the best product measured on this device"),
     "utilization/goodput_mfu": ("fraction", "MFU over all wall time of the run, validation and the rest included"),
     "throughput/tokens_per_s": ("1/s", "tokens of all ranks, padding included"),

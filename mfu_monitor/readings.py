@@ -144,7 +144,7 @@ class WindowReader:
         verdict = self._judge(reading, record) or Verdict(reading)
         self.tally.add(verdict.reading)
         alerts = self._alerts_of(verdict.reading) or ()
-        metrics = metrics_of(verdict.reading, names=self._config.names)
+        metrics = metrics_of(verdict.reading, names=self._config.names, batches=self._config.micro_batches_per_step)
         if self._config.names == "mfu_monitor":
             metrics |= self._outlook_metrics(verdict.reading, record, closed.run_wall_s) or {}
             metrics[ALERTS_ACTIVE] = float(verdict.is_impossible or self._has_incident)

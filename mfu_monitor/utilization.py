@@ -288,29 +288,31 @@ def _peak_fields(peak: DevicePeak | None) -> dict[str, Any]:
     }
 
 
-def metrics_of(reading: UtilizationReading, *, names: str = "mfu_monitor") -> dict[str, float]:
+def metrics_of(reading: UtilizationReading, *, names: str = "mfu_monitor", batches: int = 1) -> dict[str, float]:
     """Scalars for a logger by their public names; what is unknown is left out.
 
     Args:
         reading: one window's reading.
         names: ``"mfu_monitor"``, or ``"throughput_monitor"`` for the names of Lightning's ThroughputMonitor.
+        batches: training batches of a step, for the times and FLOPs of a step.
 
     Example:
         >>> metrics_of(reading)["utilization/mfu"]
     """
-    metrics = _throughput_monitor_metrics(reading) if names == "throughput_monitor" else _own_metrics(reading)
+    metrics = _throughput_monitor_metrics(reading) if names == "throughput_monitor" else _own_metrics(reading, batches)
     return {name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
-def _own_metrics(reading: UtilizationReading) -> dict[str, Any]:
+def _own_metrics(reading: UtilizationReading, batches: int) -> dict[str, Any]:
     window = reading.window
     times = {} if window.invalid_reason is not None else metric_names.STEP_TIME
     return {
         **{tag: getattr(reading, name) for name, tag in metric_names.OF_READING.items()},
+        metric_names.IS_EXACT: None if reading.mfu is None else float(reading.exactness == "exact"),
         metric_names.OF_MEASURED_PEAK: _of_measured_peak(reading),
         metric_names.RANK_SPREAD: window.rank_spread,
-        **{tag: _per_step(window, getattr(window, name)) for name, tag in times.items()},
-        **{tag: _per_step(window, getattr(window, name)) for name, tag in metric_names.FLOPS_PER_STEP.items()},
+        **{tag: _per_step(window, getattr(window, name), batches) for name, tag in times.items()},
+        **{tag: _per_step(window, getattr(window, name), batches) for name, tag in metric_names.FLOPS_PER_STEP.items()},
     }
 
 
@@ -320,8 +322,8 @@ def _of_measured_peak(reading: UtilizationReading) -> float | None:
     return None if is_measured else reading.achievable_fraction
 
 
-def _per_step(window: StepWindow, value: float | None) -> float | None:
-    return _quotient(value, window.steps) if value is not None and window.steps > 0 else None
+def _per_step(window: StepWindow, value: float | None, batches: int) -> float | None:
+    return _quotient(batches * value, window.steps) if value is not None and window.steps > 0 else None
 
 
 def _throughput_monitor_metrics(reading: UtilizationReading) -> dict[str, Any]:

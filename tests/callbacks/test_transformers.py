@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mfu_monitor.callbacks import MFUCallback
+from mfu_monitor.cli import main
 from mfu_monitor.errors import ConfigurationError, StageDisabledWarning
-from mfu_monitor.sinks import Event, read_jsonl
+from mfu_monitor.sinks import read_jsonl
 
 ROWS, TOKENS = 24, 5
 
@@ -89,7 +91,9 @@ def test_evaluation_and_saving_are_paused(recorded: list[Any], tmp_path: Path) -
 def test_the_optimizers_work_is_marked(recorded: list[Any], tmp_path: Path) -> None:
     trainer(tmp_path, MFUCallback(), max_steps=1).train()
     names = recorded[0].names()
-    assert names[:4] == ["begin_step", "mark_phase optimizer", "mark_phase other", "end_step True"]
+    forward = ["begin_step", "mark_phase forward", "mark_phase h2d_copy", "mark_phase forward"]
+    backward = ["mark_phase backward", "mark_phase other"]
+    assert names[:9] == [*forward, *backward, "mark_phase optimizer", "mark_phase other", "end_step True"]
 
 
 def test_the_trainer_is_left_as_it_was(recorded: list[Any], tmp_path: Path) -> None:
@@ -125,20 +129,65 @@ def test_a_second_training_with_the_same_callback_starts_afresh(recorded: list[A
     assert [monitor.names().count("close") for monitor in recorded] == [1, 1]
 
 
-def test_metrics_reach_the_log_history_and_the_trainers_own_log_is_not_lost(
-    recorded: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end_step(self: Any, **kwargs: Any) -> None:
-        for sink in self.sinks:
-            sink.emit(Event(kind="alert", step=0, metrics={"utilization/mfu": 0.25}))
+def scalars(folder: Path) -> dict[str, list[Any]]:
+    """Every scalar below the folder, as TensorBoard reads it."""
+    (logs,) = {path.parent for path in folder.rglob("events.out.tfevents*")}
+    events = EventAccumulator(str(logs)).Reload()
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
 
-    monkeypatch.setattr("mfu_monitor.callbacks.transformers_callback.Monitor.end_step", end_step)
-    subject = trainer(tmp_path, MFUCallback(), report_to=["tensorboard"])
-    subject.train()
-    logs = [entry for entry in subject.state.log_history if "loss" in entry]
-    ours = [entry for entry in subject.state.log_history if "utilization/mfu" in entry]
-    assert [entry["step"] for entry in logs] == [2, 4, 6]
-    assert [entry["step"] for entry in ours] == [1, 2, 3, 4, 5, 6]
+
+def test_the_trainers_own_log_line_gets_three_numbers_and_no_more(tmp_path: Path) -> None:
+    plain = trainer(tmp_path / "plain", num_train_epochs=4)
+    plain.train()
+    measured = trainer(tmp_path / "measured", MFUCallback(peak=1e12, count="every_step"), num_train_epochs=4)
+    measured.train()
+    theirs = [entry for entry in plain.state.log_history if "loss" in entry]
+    ours = [entry for entry in measured.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in ours] == [entry["step"] for entry in theirs]
+    assert len(measured.state.log_history) == len(plain.state.log_history)
+    assert {frozenset(entry) - frozenset(old) for entry, old in zip(ours, theirs, strict=True)} == {
+        frozenset({"mfu", "hfu", "tokens_per_s"})
+    }
+
+
+def test_tensorboard_has_lightnings_tags_at_optimizer_steps(tmp_path: Path) -> None:
+    """24 rows in batches of 2: twelve batches an epoch, two to an optimizer step; windows of two optimizer steps."""
+    callback = MFUCallback(peak=1e12, count="every_step", jsonl=tmp_path / "mfu.jsonl")
+    options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    trainer(tmp_path, callback, report_to=["tensorboard"], num_train_epochs=2, **options).train()
+    found = scalars(tmp_path)
+    assert [point.step for point in found["utilization/mfu"]] == [2, 4, 6, 8, 10, 12]
+    parts = {f"step_time/{part}_s" for part in ("total", "data_wait", "forward", "backward", "optimizer")}
+    assert parts | {"utilization/is_exact", "remaining/wall_clock_s"} <= found.keys()
+    assert not [tag for tag in found if tag.startswith("train/") and "/" in tag.removeprefix("train/")]
+    # Linear(8, 16) on 2 x 2 x 5 tokens: forward, weight gradient, input gradient.
+    assert {point.value for point in found["flops_per_step/model"]} == {3 * (2 * (2 * 2 * TOKENS) * 8 * 16)}
+    for reading, point in zip(read_jsonl(tmp_path / "mfu.jsonl").readings, found["step_time/total_s"], strict=True):
+        assert reading.window.steps + reading.window.excluded_steps == 4
+        assert point.value == pytest.approx(2 * reading.elapsed_s / reading.window.steps)
+    assert found["remaining/wall_clock_s"][-1].value == 0.0
+
+
+def test_windows_end_with_optimizer_steps_also_where_an_epochs_last_one_is_short(tmp_path: Path) -> None:
+    """Twelve batches an epoch in optimizer steps of 5, 5 and 2."""
+    callback = MFUCallback(peak=1e12, count="every_step", jsonl=tmp_path / "mfu.jsonl")
+    options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 5}
+    trainer(tmp_path, callback, num_train_epochs=2, logging_steps=1, **options).train()
+    windows = [reading.window for reading in read_jsonl(tmp_path / "mfu.jsonl").readings]
+    assert [window.steps + window.excluded_steps for window in windows] == [5, 5, 2, 5, 5, 2]
+
+
+def test_the_report_reads_the_trainers_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = MFUCallback(peak=1e12, count="every_step")
+    trainer(tmp_path / "run", callback, report_to=["tensorboard"], num_train_epochs=4).train()
+    assert callback.reading is not None
+    (folder,) = {path.parent for path in (tmp_path / "run").rglob("events.out.tfevents*")}
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", str(folder), "--json"])
+    [told] = json.loads(capsys.readouterr().out)
+    assert told["windows"] == 12
+    assert told["best"]["mfu"] > 0
 
 
 def test_a_failure_of_ours_is_one_warning_and_training_goes_on(
@@ -186,7 +235,8 @@ def test_a_real_training_reports_mfu_to_tensorboard_and_keeps_tokens(tmp_path: P
     assert run.readings[-1].window.tokens == run.readings[-1].window.steps * 4 * TOKENS
     (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents*")}
     tags = EventAccumulator(str(folder)).Reload().Tags()
-    assert "train/utilization/mfu" in tags["scalars"]
+    assert "utilization/mfu" in tags["scalars"]
+    assert "custom_scalars__config__" in str(tags["tensors"])
     assert "mfu_monitor/card/end/text_summary" in tags["tensors"]
 
 
