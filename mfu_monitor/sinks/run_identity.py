@@ -50,9 +50,12 @@ def identity_of_this_process(run_name: str | None = None) -> RunIdentity:
     """
     distributed = torch.distributed
     is_world = distributed.is_available() and distributed.is_initialized()
-    script = Path(sys.argv[0] if sys.argv else "").stem
+    script = Path(sys.argv[0] if sys.argv else "")
     return RunIdentity(
-        name=run_name or os.environ.get(RUN_NAME_VARIABLE) or script or "python",
+        name=run_name
+        or os.environ.get(RUN_NAME_VARIABLE)
+        or (script.parent.name if script.stem == "__main__" else script.stem)
+        or "python",
         host=socket.gethostname(),
         job_id=next((value for name in _JOB_VARIABLES if (value := os.environ.get(name))), None),
         rank=distributed.get_rank() if is_world else 0,

@@ -19,6 +19,7 @@ from mfu_monitor.errors import (
     ImpossibleReadingWarning,
     StageDisabledWarning,
 )
+from mfu_monitor.sinks.run_identity import short_alert
 
 approx: Any = pytest.approx
 pytestmark = pytest.mark.filterwarnings("ignore:.*less than a megaflop.*")
@@ -202,7 +203,7 @@ class TestAlerts:
             server.shutdown()
             thread.join()
         (alert,) = bench.sink.of_kind("alert")
-        assert posted == [{"text": f"*alert/drop*\n{alert.text}".replace(">", "&gt;")}]
+        assert posted == [{"text": short_alert(alert.payload).replace(">", "&gt;")}]
 
     def test_a_chat_server_that_is_down_is_reported_once_and_training_goes_on(self, bench: Any, caplog: Any) -> None:
         with socket.socket() as unused:
