@@ -45,11 +45,17 @@ _CHECKPOINT_FILE = _checkpoint.__file__
 _COMPILED_CALL = "compile_wrapper"  # a closure of torch._dynamo.eval_frame, which is not imported for its sake
 _COMPILED_AUTOGRAD_FILE = str(Path(torch.__file__).parent / "_dynamo" / "compiled_autograd.py")
 _CHECKPOINT_ENTRY = _codes(_checkpoint.checkpoint)
+_TORCH_DIRECTORY = str(Path(torch.__file__).parent)
+_COMMUNICATION_HOOKS = "ddp_comm_hooks"
+_TRANSFORMS = str(Path("_functorch") / "eager_transforms.py")
 
 
 @dataclass(slots=True)
 class CallSite:
-    """The Python surroundings of one operator call, innermost first, up to the backward engine if one is running."""
+    """The Python surroundings of one operator call, innermost first, up to the backward engine if one is running.
+
+    Beyond that engine only two things are read: an optimizer's step, and a hook of an outer backward.
+    """
 
     modules: list[nn.Module] = field(default_factory=list)
     """Modules whose ``forward`` is on the stack."""
@@ -65,6 +71,14 @@ class CallSite:
     incoming_gradients: tuple[Any, ...] = ()
     """What the innermost custom backward was called with."""
     in_optimizer_step: bool = False
+    model_in_optimizer: bool = False
+    """A module runs inside an optimizer's step, and not inside the closure that was given to it."""
+    in_hook: bool = False
+    """The engine called Python that is neither a custom backward nor a checkpoint: a hook, on whatever it hangs."""
+    in_transform: bool = False
+    """Inside a transform of ``torch.func``, whose tensors do not say whether they need gradients."""
+    root_gradients: tuple[Any, ...] = ()
+    """What the enclosing ``backward`` started with."""
     in_compiled_call: bool = False
     """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
     in_compiled_autograd: bool = False
@@ -96,18 +110,20 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
     """
     site = CallSite()
     inner_codes: set[CodeType | None] = set()
+    called = _CalledByEngine()
+    engine: FrameType | None = None
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
+        if code in _ENGINE and in_backward:
+            engine = frame
+            break
         if code in _MODULE_CALL:
             _add_module(site, frame)
-        elif code in _ENGINE:
-            if in_backward:
-                site.create_graph = _asks_create_graph(frame)
-                site.differentiated = len(frame.f_locals.get("t_outputs", ()))
-                break
         elif code is _OPTIMIZER_STEP:
-            site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
+            if not _is_inside_closure(frame, inner_codes):
+                site.in_optimizer_step = True
+                site.model_in_optimizer |= bool(site.modules)
         elif code in _CUSTOM_BACKWARD:
             _note_custom_backward(site, frame)
         elif code.co_filename == _COMPILED_AUTOGRAD_FILE:
@@ -119,11 +135,63 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
         if _FORWARDS.is_forward(frame):
             site.function_forwards.append(frame)
             site.function_at = len(site.modules)
+        elif code.co_filename.endswith(_TRANSFORMS):
+            site.in_transform = True
+        called.saw(code)
         inner_codes.add(code)
         frame = frame.f_back
-    if in_backward and site.in_custom_backward and site.create_graph is None:
-        site.create_graph = _blocked_backward_creates_graph()
+    if in_backward:
+        site.in_hook = called.is_hook
+        _note_engine(site, engine or _blocked_engine(), inner_codes)
     return site
+
+
+class _CalledByEngine:
+    """Whether the Python between a backward engine and an operator is a hook.
+
+    The engine calls gradient products from C++. Frames of the user's below it are a hook of some kind (on a tensor, a
+    module, an accumulated gradient, a saved tensor, a communication), unless a custom backward or a checkpoint called
+    them. What runs inside a ``__torch_dispatch__`` is how an operator of a subclass or mode is carried out.
+    """
+
+    def __init__(self) -> None:
+        self._is_users, self._is_of_autograd = False, False
+
+    def saw(self, code: CodeType) -> None:
+        """One frame more, going outwards."""
+        name = code.co_filename
+        if code.co_name == "__torch_dispatch__":
+            self._is_users = False
+        elif code in _CUSTOM_BACKWARD or name in (_COMPILED_AUTOGRAD_FILE, _CHECKPOINT_FILE):
+            self._is_of_autograd = True
+        elif not name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) or _COMMUNICATION_HOOKS in name:
+            self._is_users = True
+
+    @property
+    def is_hook(self) -> bool:
+        """What was seen since the start is a hook's."""
+        return self._is_users and not self._is_of_autograd
+
+
+def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[CodeType | None]) -> None:
+    """Read what the running backward was called with, and what it was called from."""
+    if engine is None:
+        return
+    site.create_graph = _asks_create_graph(engine)
+    site.differentiated = len(engine.f_locals.get("t_outputs", ()))
+    # _engine_run_backward(outputs, gradients, ...)
+    site.root_gradients = tuple(engine.f_locals.get("args", ((),))[0] or ())
+    called, frame = _CalledByEngine(), engine.f_back
+    while frame is not None:
+        code = frame.f_code
+        if code in _ENGINE:
+            site.in_hook |= called.is_hook
+            called = _CalledByEngine()
+        elif code is _OPTIMIZER_STEP:
+            site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
+        called.saw(code)
+        inner_codes.add(code)
+        frame = frame.f_back
 
 
 def runs_inside(function: Any, *, depth: int = 1) -> bool:
@@ -181,14 +249,12 @@ def _asks_create_graph(engine: FrameType) -> bool | None:
     return bool(args[2]) if len(args) > 2 else None
 
 
-def _blocked_backward_creates_graph() -> bool | None:
-    """The same for a device's backward thread: the thread that called backward is blocked in the engine."""
+def _blocked_engine() -> FrameType | None:
+    """The engine's frame for a device's backward thread: the thread that called backward is blocked in it."""
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    while frame is not None:
-        if frame.f_code in _ENGINE:
-            return _asks_create_graph(frame)
+    while frame is not None and frame.f_code not in _ENGINE:
         frame = frame.f_back
-    return None
+    return frame
 
 
 def _is_called_by_flex_attention(frame: FrameType) -> bool:

@@ -20,6 +20,7 @@ from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
+from mfu_monitor.counting.gradient_flow import GradientFlow
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
@@ -48,6 +49,10 @@ COUNTED_IN_EAGER = (
     "with torch before 2.10 a counted step of a compiled model runs in eager so that its compiled code stays as it is; "
     "the compiler's own recomputation is not in hardware_flops"
 )
+MODEL_IN_OPTIMIZER = (
+    "a module ran inside Optimizer.step outside of the closure given to it, and is counted as optimizer work; where that "
+    "is the model's own forward and backward, pass it as optimizer.step(closure)"
+)
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""
 
@@ -71,6 +76,7 @@ class StepObserver:
         self._coverage = ParameterCoverage(model)
         self._grad_mode = GradModeMemory()
         self._functions = FunctionRepeats()
+        self._gradients = GradientFlow()
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
 
@@ -103,7 +109,10 @@ class StepObserver:
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
         self._note_site(site)
         repeats = self._functions.saw(name, site, operands, outputs)
-        phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats)
+        updates = self._gradients.updates(site, operands, outputs, in_backward=in_backward)
+        if site.in_hook:
+            repeats = self._gradients.repeats_module(site, operands)
+        phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats, updates=updates)
         forward = self._links.of_current_node() if in_backward else None
         link = self._link(name, site, forward, phase)
         entry = Entry(
@@ -131,6 +140,9 @@ class StepObserver:
         if site.in_compiled_call and guards_notice_modes():
             self.ledger.incomplete = True
             self.ledger.note(COUNTED_IN_EAGER)
+        if site.model_in_optimizer:
+            self.ledger.incomplete = True
+            self.ledger.note(MODEL_IN_OPTIMIZER)
         if (unhooked := self.opaque.unhooked(site.modules)) is not None:
             self._note_unhooked(unhooked)
 
@@ -190,6 +202,9 @@ class StepObserver:
         node = torch._C._current_autograd_node()
         if node is not None:
             self._coverage.saw_gradient(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, torch.Tensor):
+                self._gradients.saw_accumulation(variable)
 
     def _link(self, name: str, site: CallSite, forward: ForwardLink | None, phase: Phase) -> ForwardLink:
         """Which module the call belongs to, remembered under the node that it makes."""

@@ -17,21 +17,27 @@ def backward_is_running() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool) -> Phase:
+def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool, updates: bool = False) -> Phase:
     """The phase of one operator call.
 
     Args:
         site: the call's surroundings.
         in_backward: whether a backward pass is running on this thread.
         repeats_forward: whether the same operator ran on the same parameter in the same place in forward.
+        updates: whether it takes a gradient outside of any graph: an update written by hand.
 
     In backward the autograd engine calls gradient products straight from C++. Python between the engine and the product
-    means that somebody's code runs there: a checkpoint, a module, an optimizer, a custom function.
+    means that somebody's code runs there: a checkpoint, a module, an optimizer, a custom function, a hook. What a hook
+    computes is no part of the model, also where it replaces the gradient.
     """
     if site.in_optimizer_step:
         return Phase.OPTIMIZER
+    if updates:
+        return Phase.OTHER
     if not in_backward:
         return Phase.FORWARD
+    if site.in_hook:
+        return Phase.RECOMPUTE if repeats_forward else Phase.OTHER
     if site.recompute is not None or site.modules:
         return Phase.RECOMPUTE
     if site.in_custom_backward and _custom_backward_recomputes(site, repeats_forward=repeats_forward):
