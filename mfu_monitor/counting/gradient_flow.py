@@ -1,8 +1,9 @@
 """Follows gradients out of the backward pass: into hooks, and into updates that are written by hand.
 
 A gradient is what the engine computed or started from, and what was made of it. Two questions follow. A product that
-takes a gradient outside of any graph and of any module updates parameters: it is no forward of the model. A module that
-a hook calls is a forward run again where the module ran in forward and no gradient enters it; else it is work of its own.
+takes a gradient outside of any graph and of any module updates parameters: it is not a forward of the model. A module
+that a hook calls is a forward run again where the module ran in forward and no gradient enters it; else it is work of
+its own.
 """
 
 from __future__ import annotations

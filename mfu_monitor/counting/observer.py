@@ -50,8 +50,8 @@ COUNTED_IN_EAGER = (
     "the compiler's own recomputation is not in hardware_flops"
 )
 MODEL_IN_OPTIMIZER = (
-    "a module ran inside Optimizer.step outside of the closure given to it, and is counted as optimizer work; where that "
-    "is the model's own forward and backward, pass it as optimizer.step(closure)"
+    "a module ran inside Optimizer.step outside of the closure given to it, and is counted as optimizer work; where "
+    "that is the model's own forward and backward, pass it as optimizer.step(closure)"
 )
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""

@@ -69,7 +69,7 @@ def backward_with_graph(model: nn.Module, x: torch.Tensor) -> None:
 
 
 CURVATURE = 8 * F
-"""Of the three products of backward two gradients each, and of the two of forward one weight's, and the input's of one."""
+"""Two gradients of each of the three products of backward but one, and the three gradients of the forward's two."""
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
