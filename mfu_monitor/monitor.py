@@ -85,6 +85,29 @@ class _StepScope:
             raise
 
 
+class _GroupScope:
+    """``with monitor.step():`` around the micro-batches of one optimizer step."""
+
+    __slots__ = ("_monitor",)
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def __enter__(self) -> Monitor:
+        self._monitor._is_in_group = True
+        return self._monitor
+
+    def __exit__(self, exc_type: Any, exc: Any, trace: Any) -> None:
+        self._monitor._is_in_group = False
+        if exc_type is not None:
+            self._monitor.abort_step(exc_type, exc, trace)
+        else:
+            self._monitor.end_step(optimizer_step=True)
+
+
+_NO_BATCH = object()
+
+
 class Monitor:
     """Measures MFU, HFU and throughput of a training loop while it runs. Changes nothing in it.
 
@@ -149,6 +172,8 @@ class Monitor:
         self._timed: deque[tuple[StepWindow, WindowHeld, float]] = deque()
         self._is_started = False
         self._is_in_step = False
+        self._is_in_group = False
+        self._has_missed_micro_batches = False
         self._is_closing = False
         self._is_closed = False
         self._is_stop_refused = False
@@ -202,9 +227,41 @@ class Monitor:
 
     # Steps.
 
-    def step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> _StepScope:
-        """One training batch, as a ``with`` block; arguments as ``begin_step``. An exception aborts the step."""
-        return _StepScope(self, batch, step, signature_extra)
+    def step(
+        self, batch: Any = _NO_BATCH, *, step: int | None = None, signature_extra: Hashable = ()
+    ) -> _StepScope | _GroupScope:
+        """One training batch, as a ``with`` block; arguments as ``begin_step``. An exception aborts the step.
+
+        With accumulation give a list of all micro-batches of the step, or nothing, and each one to ``micro_batch``.
+        """
+        return _GroupScope(self) if batch is _NO_BATCH else _StepScope(self, batch, step, signature_extra)
+
+    def micro_batch(self, batch: Any) -> _Scope:
+        """One of several micro-batches inside ``with monitor.step():``; counted and timed as a training batch.
+
+        What follows the last one (the optimizer's work) belongs to it.
+
+        Example:
+            >>> with monitor.step():
+            ...     for batch in batches:
+            ...         with monitor.micro_batch(batch):
+            ...             loss(batch).backward()
+            ...     optimizer.step()
+        """
+        return _Scope(lambda: self._begin_micro_batch(batch), self._end_micro_batch)
+
+    @guarded("monitor")
+    def _begin_micro_batch(self, batch: Any) -> None:
+        if self._is_in_group:
+            self.end_step(optimizer_step=False)
+            self.begin_step(batch)
+        elif not self._is_in_step:
+            self.begin_step(batch)
+
+    @guarded("monitor", always=True)
+    def _end_micro_batch(self, *exc_info: Any) -> None:
+        if exc_info[0] is not None:
+            self.abort_step(*exc_info)
 
     @guarded("monitor")
     def begin_step(self, batch: Any, *, step: int | None = None, signature_extra: Hashable = ()) -> None:
@@ -250,7 +307,7 @@ class Monitor:
         if excluded is not None:
             self._windows.discard_probes()
         self._next_step = self._step + 1
-        self._batches += 1
+        self._batches += not self._is_in_group  # a group of micro-batches is one step of the window
         if self._batches >= self._steps_per_window:
             self.end_window()
         elif self._timed or self._windows.has_pending:
@@ -450,9 +507,22 @@ class Monitor:
 
     @guarded("reading")
     def _publish_record(self, record: StepRecord) -> None:
+        self._notice_micro_batches(record)
         self._reader.take_record(record)
         self._announce(self._step)
         self._emit(Event(kind="record", step=self._step, payload=record.to_dict()))
+
+    def _notice_micro_batches(self, record: StepRecord) -> None:
+        if self._has_missed_micro_batches or (runs := self._counting.unseen_micro_batches(record)) < 2:
+            return
+        self._has_missed_micro_batches = True
+        _log.warning(
+            "Every product ran %d times in step %d, and the batch given to the step holds the input of one of these "
+            "runs: FLOPs are those of all, tokens and samples those of one micro-batch. Give monitor.step(batches) a "
+            "list of all of them, or each to monitor.micro_batch(batch), or tokens= a function.",
+            runs,
+            self._step,
+        )
 
     def _announce(self, step: int) -> None:
         """Say once what is measured, as soon as the peak can be known."""

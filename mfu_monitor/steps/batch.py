@@ -65,6 +65,8 @@ def batch_counts(batch: Any, *, read_contents: bool = True) -> BatchCounts:
         read_contents: also sum ``attention_mask`` and the labels, where they lie on the CPU. Contents of an
             accelerator's tensors are never read: that would wait for the device.
     """
+    if _are_micro_batches(batch):
+        return _sum([batch_counts(part, read_contents=read_contents) for part in batch])
     ids = _field(batch, "input_ids")
     if ids is None:
         ids = _integer_tokens(batch)
@@ -78,6 +80,30 @@ def batch_counts(batch: Any, *, read_contents: bool = True) -> BatchCounts:
         tokens_not_padding=_count_on_cpu(mask, 0),
         tokens_in_loss=_count_on_cpu(labels, IGNORED_LABEL),
     )
+
+
+def _are_micro_batches(batch: Any) -> bool:
+    """A list of batches: of mappings that each have tokens, or of tuples alike in number and dtypes of tensors."""
+    if not isinstance(batch, list) or not 2 <= len(batch) <= _MAX_LIST:
+        return False
+    if all(isinstance(part, Mapping) for part in batch):
+        return all(_field(part, "input_ids") is not None for part in batch)
+    kinds = {_tensor_kinds(part) for part in batch}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _tensor_kinds(part: Any) -> tuple[torch.dtype, ...] | None:
+    is_batch = isinstance(part, list | tuple) and part and all(isinstance(t, torch.Tensor) for t in part)
+    return tuple([tensor.dtype for tensor in part]) if is_batch else None
+
+
+def _sum(parts: list[BatchCounts]) -> BatchCounts:
+    """None where one of them is not known."""
+    sums = {}
+    for name in (f.name for f in dataclasses.fields(BatchCounts)):
+        values = [getattr(part, name) for part in parts]
+        sums[name] = None if None in values else sum(values)
+    return BatchCounts(**sums)
 
 
 def find_masks(batch: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -19,6 +19,7 @@ from mfu_monitor.steps.batch import (
     has_tensors,
     resolve_tokens_function,
 )
+from mfu_monitor.steps.micro_batches import unseen_micro_batches
 from mfu_monitor.steps.padding import PaddingCounter
 from mfu_monitor.steps.schedule import CONFIRMING_COUNTS, CountSchedule
 from mfu_monitor.steps.totals import SignatureEntry, StepLedger
@@ -114,6 +115,10 @@ class StepCounter:
     def records(self) -> dict[Hashable, StepRecord]:
         """The latest count of each signature."""
         return {signature: e.record for signature, e in self.ledger.entries.items() if e.record is not None}
+
+    def unseen_micro_batches(self, record: StepRecord) -> int:
+        """How many batches like the one it was given the step just counted ran; 1 where the user counts tokens."""
+        return 1 if self._tokens_function is not None else unseen_micro_batches(record, self._counts)
 
     def begin(self, batch: Any, extra: Any) -> None:
         """A step begins: find what is known of its kind, and enter the counter if it is to be counted."""
