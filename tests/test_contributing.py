@@ -32,8 +32,45 @@ def test_the_file_to_open_exists(what: str, where: str) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_there_are_twenty_answers() -> None:
-    assert len(WHERE) == 20
+HOLDS = {
+    "what an operator costs": "@formula(",
+    "which query-key pairs a mask attends": "def attended_pairs",
+    "bytes that an operator moves": "def bytes_accessed",
+    "operators that count nothing": "def is_ignored",
+    "which phase, module or precision a call belongs to": "precision",
+    "the fields of a count": "class StepRecord",
+    "how compiled code is counted": "",
+    "which steps are counted": "class ",
+    "how tokens and samples of a batch are found": "class BatchCounts",
+    "what a window's time leaves out": "excluded",
+    "what ranks send each other": "rank",
+    "the arithmetic of MFU and HFU": "def read_utilization",
+    "the name of a metric": '"utilization/mfu"',
+    "a device's peak": "h100-sxm5,",
+    "how a device is recognised": "def find_row",
+    "when a reading is withheld": "HARD_LIMIT = ",
+    "a cause that a diagnosis names": "CAUSES = (",
+    "when an alert fires": "class AlertDetector",
+    "an option of the monitor": "class MonitorConfig",
+    "what Lightning's callback does": "class MFUMonitor",
+    "how a flag is spelled, in every command": "--gpu",
+    "what a column of a log means": "KINDS = (",
+    "what an audit concludes": "def verdict",
+    "which matmuls `bench` times": "_ACCELERATOR_SHAPES",
+}
+"""What the first file of a row must hold for the row to be true."""
+
+
+def test_there_are_twenty_answers_or_more_and_each_has_what_proves_it() -> None:
+    assert len(WHERE) >= 20
+    assert [what for what, _ in WHERE] == list(HOLDS)
+
+
+@pytest.mark.parametrize(("what", "where"), WHERE, ids=[what for what, _ in WHERE])
+def test_the_file_holds_what_is_to_be_changed(what: str, where: str) -> None:
+    path = ROOT / re.findall(r"`([^`]+)`", where)[0]
+    texts = [p.read_text(encoding="utf-8") for p in ([path] if path.is_file() else path.glob("*.py"))]
+    assert any(HOLDS[what] in text for text in texts)
 
 
 def test_a_flop_passes_at_most_eight_modules_from_the_dispatcher_to_the_event() -> None:

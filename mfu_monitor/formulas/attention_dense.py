@@ -24,7 +24,6 @@ __all__ = [
     "band_pairs",
     "causal_pairs",
     "chunked_pairs",
-    "dense_pairs",
     "document_pairs",
     "window_pairs",
 ]
@@ -60,11 +59,6 @@ def attention_backward_flops(*, batch: int, q_heads: int, pairs: int, qk_width: 
 def attention_recompute_flops(*, batch: int, q_heads: int, pairs: int, qk_width: int) -> int:
     """FLOPs of the ``Q K^T`` that a backward kernel computes again because the probabilities were not kept."""
     return 2 * batch * q_heads * pairs * qk_width
-
-
-def dense_pairs(q_len: int, k_len: int) -> int:
-    """Pairs of the full square."""
-    return q_len * k_len
 
 
 def causal_pairs(q_len: int, k_len: int, *, alignment: Alignment = "top_left") -> int:

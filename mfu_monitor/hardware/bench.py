@@ -15,10 +15,9 @@ import torch
 
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.hardware.detect import device_peak
-from mfu_monitor.hardware.matmul_rate import MEASURABLE_PRECISIONS, ProductRate, Shape, product_rate
+from mfu_monitor.hardware.matmul_rate import MEASURABLE_PRECISIONS, ProductRate, Shape, copy_rate, product_rate
 from mfu_monitor.hardware.measure import (
     as_device,
-    measure_bandwidth,
     measurement,
     measurement_key,
     save_measurement,
@@ -200,7 +199,7 @@ def _rates(
 
 
 def _report(device: torch.device, benches: tuple[PrecisionBench, ...]) -> BenchReport:
-    bytes_per_s = measure_bandwidth(device, seconds=_BANDWIDTH_SECONDS)
+    bytes_per_s = copy_rate(device, seconds=_BANDWIDTH_SECONDS)
     for bench in benches:
         if bench.best is not None:
             saved = measurement(bench.best, bytes_per_s=bytes_per_s, conditions=bench.conditions)

@@ -36,7 +36,6 @@ __all__ = [
     "cache_directory",
     "cached_peak",
     "load_measurement",
-    "measure_bandwidth",
     "measure_peak",
     "remeasure_peak",
     "save_measurement",
@@ -121,11 +120,6 @@ def remeasure_peak(
     found = measurement(rate, bytes_per_s=copy_rate(place, seconds=seconds * _BANDWIDTH_SHARE), conditions=conditions)
     save_measurement(key, found)
     return peak_of_measurement(key, found)
-
-
-def measure_bandwidth(device: torch.device | str, *, seconds: float = 0.3) -> float | None:
-    """Streaming bandwidth in bytes/s: the best of large copies within ``seconds``; None where it cannot be measured."""
-    return copy_rate(as_device(device), seconds=seconds)
 
 
 def cached_peak(device: torch.device | str, precision: torch.dtype | str) -> DevicePeak | None:

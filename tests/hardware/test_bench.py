@@ -28,7 +28,7 @@ def given_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setenv("MFU_MONITOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(bench, "product_rate", fake)
-    monkeypatch.setattr(bench, "measure_bandwidth", lambda device, seconds: 25e9)
+    monkeypatch.setattr(bench, "copy_rate", lambda device, seconds: 25e9)
     return given_s
 
 

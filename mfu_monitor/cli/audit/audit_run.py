@@ -49,8 +49,6 @@ class LogSeries:
     timestamps_s: tuple[float, ...] = ()
     readings: tuple[UtilizationReading, ...] = ()
     """Of our own log: each is checked again."""
-    tokens_per_s_from: str = ""
-    """The column."""
     hfu: tuple[float, ...] = ()
     """Reported."""
     device_flops_per_s: tuple[float, ...] = ()

@@ -38,7 +38,7 @@ def series_of(log: Log, known: Known) -> LogSeries:
     mfu, hfu = log.column("mfu"), log.column("hfu")
     tokens_per_step = known.tokens_per_step or log.constant("tokens_per_step") or _batch_tokens(log, known)
     step_s = _step_s(log, tokens_per_step, notes)
-    rates, per = _rates(log, known, mfu, step_s, tokens_per_step, notes)
+    rates = _rates(log, known, mfu, step_s, tokens_per_step, notes)
     flops = _device_flops(log, known, notes)
     main = mfu or log.column("tokens_per_s") or flops or step_s
     timed = log.column("time")
@@ -47,7 +47,6 @@ def series_of(log: Log, known: Known) -> LogSeries:
         source=log.source,
         steps=_steps(log, main),
         tokens_per_s=rates,
-        tokens_per_s_from=per,
         step_s=step_s.values if step_s else (),
         mfu=mfu.values if mfu else (),
         hfu=hfu.values if hfu else (),
@@ -135,8 +134,8 @@ def _clock_step_s(log: Log) -> float | None:
 
 def _rates(
     log: Log, known: Known, mfu: Column | None, step_s: Column | None, tokens_per_step: float | None, notes: list[str]
-) -> tuple[tuple[float, ...], str]:
-    """Tokens/s of all GPUs, and the column they are from."""
+) -> tuple[float, ...]:
+    """Tokens/s of all GPUs."""
     device, world = log.column("tokens_per_s", scope="device"), log.column("tokens_per_s", scope="world")
     chosen = next((c for c in (world, device) if c is not None and c.is_scope_stated), world or device)
     if chosen is None:
@@ -148,26 +147,26 @@ def _rates(
     if not chosen.is_scope_stated and known.gpus > 1:
         chosen = _settled(chosen, known, mfu, log, step_s, tokens_per_step, notes)
     factor = known.gpus if chosen.scope == "device" else 1
-    return tuple(value * factor for value in chosen.values), chosen.name
+    return tuple(value * factor for value in chosen.values)
 
 
-def _rates_of_totals(log: Log, known: Known, notes: list[str]) -> tuple[tuple[float, ...], str]:
+def _rates_of_totals(log: Log, known: Known, notes: list[str]) -> tuple[float, ...]:
     """Samples/s times their length, or tokens so far over the time they took."""
     samples, length = log.column("samples_per_s"), known.sequence_length or log.constant("sequence_length")
     tokens, elapsed, clock = log.column("tokens"), log.constant("elapsed_s"), log.column("time")
     if tokens is not None and elapsed:
         notes.append(f"tokens/s from {tokens.name!r} over {elapsed:,.6g} s of the whole run")
-        return (tokens.values[-1] / elapsed,), tokens.name
+        return (tokens.values[-1] / elapsed,)
     if tokens is not None and clock is not None and len(tokens.values) > 1 and clock.values[-1] > clock.values[0]:
         notes.append(f"tokens/s from {tokens.name!r} and {clock.name!r}, first to last row")
-        return ((tokens.values[-1] - tokens.values[0]) / (clock.values[-1] - clock.values[0]),), tokens.name
+        return ((tokens.values[-1] - tokens.values[0]) / (clock.values[-1] - clock.values[0]),)
     if samples is not None and length:
         samples = _scaled(samples, length)
         if not samples.is_scope_stated and known.gpus > 1:
             samples = _settled(samples, known, log.column("mfu"), log, None, None, notes)
         factor = known.gpus if samples.scope == "device" else 1
-        return tuple(value * factor for value in samples.values), samples.name
-    return (), ""
+        return tuple(value * factor for value in samples.values)
+    return ()
 
 
 def _settled(
