@@ -33,6 +33,7 @@ SOFTMAX = "aten::_safe_softmax"
 PLAIN_SOFTMAX = "aten::_softmax"
 SCORE_STEPS = frozenset({"aten::add", "aten::add_", "aten::where", "aten::masked_fill", "aten::mul", "aten::div"})
 """What may stand between Q K^T and the softmax."""
+MASKINGS = SCORE_STEPS - {"aten::mul", "aten::div"}
 PROBABILITY_STEPS = frozenset({"aten::native_dropout", "aten::mul", "aten::mul_", "aten::div_", "aten::_to_copy"})
 MASK_STEPS = frozenset({"aten::where", "aten::_to_copy", "aten::logical_not"})
 
@@ -46,6 +47,15 @@ class Product:
     mask_share: Fraction | None = None
     """Share of attended pairs of a mask that was added, where its layout is known without its contents."""
     is_masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Attention probabilities: the share of pairs that they attend to."""
+
+    share: Fraction
+    is_of_layer: bool
+    """Made by ``multi_head_attention_forward``, which may hand them to its caller: later products are the caller's."""
 
 
 def split_by_attended(cost: OpCost, attended: Fraction) -> OpCost:
@@ -64,15 +74,15 @@ class MathAttention:
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._products: ByStorage[Product] = ByStorage()
-        self._probabilities: ByStorage[Fraction] = ByStorage()
+        self._probabilities: ByStorage[Weights] = ByStorage()
         self._lower_triangles: ByStorage[Fraction] = ByStorage()
         """Share of True in masks made by ``ones().tril()``: known also where there is no content (meta tensors)."""
 
     def saw_product(self, product: Product, operands: Sequence[torch.Tensor], output: torch.Tensor | None) -> None:
         """A batched product ran: price it if it takes attention probabilities, else remember its result."""
-        share = self._probabilities.first(operands)
-        if share is not None:
-            _price(product, share)
+        weights = self._probabilities.first(operands)
+        if weights is not None and (not weights.is_of_layer or runs_inside(functional.multi_head_attention_forward)):
+            _price(product, weights.share)
         elif output is not None:
             self._products.set(output, product)
 
@@ -83,13 +93,13 @@ class MathAttention:
         if op == "aten::tril" and operands and outputs:
             self._saw_lower_triangle(operands[0], outputs[0], arguments)
         elif op == SOFTMAX or (op == PLAIN_SOFTMAX and self._is_of_attention_layer(operands)):
-            self._saw_softmax(operands[0], outputs[0])
+            self._saw_softmax(operands[0], outputs[0], is_of_layer=op == PLAIN_SOFTMAX)
         elif op in SCORE_STEPS and (product := self._products.first(operands)) is not None:
             self._follow(self._products, product, outputs)
-            if op in ("aten::add", "aten::add_"):
+            if op in MASKINGS:
                 product.mask_share, product.is_masked = self._lower_triangles.first(operands), True
-        elif op in PROBABILITY_STEPS and (share := self._probabilities.first(operands)) is not None:
-            self._follow(self._probabilities, share, outputs)
+        elif op in PROBABILITY_STEPS and (weights := self._probabilities.first(operands)) is not None:
+            self._follow(self._probabilities, weights, outputs)
         elif op in MASK_STEPS and (share := self._lower_triangles.first(operands)) is not None:
             self._follow(self._lower_triangles, share, outputs)
 
@@ -99,7 +109,7 @@ class MathAttention:
     def _share_without_contents(self, product: Product | None) -> Fraction:
         if product is not None and product.mask_share is not None:
             return product.mask_share
-        if product is not None and (product.is_masked or product.entry.op == "aten::baddbmm"):
+        if product is not None:
             self._note(UNREADABLE_MASK_NOTE)
         return Fraction(1)
 
@@ -114,14 +124,15 @@ class MathAttention:
         if diagonal == 0 and share is not None:
             self._lower_triangles.set(kept, share)
 
-    def _saw_softmax(self, scores: torch.Tensor, probabilities: torch.Tensor) -> None:
+    def _saw_softmax(self, scores: torch.Tensor, probabilities: torch.Tensor, *, is_of_layer: bool) -> None:
         product = self._products.get(scores)
-        share = _attended_share(scores)
+        is_free = product is not None and not product.is_masked and product.entry.op != "aten::baddbmm"
+        share = Fraction(1) if is_free else _attended_share(scores)
         if share is None:
             share = self._share_without_contents(product)
         if product is not None:
             _price(product, share)
-        self._probabilities.set(probabilities, share)
+        self._probabilities.set(probabilities, Weights(share, is_of_layer))
 
 
 def _price(product: Product, share: Fraction) -> None:

@@ -26,10 +26,12 @@ from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.step_record import Phase, StepRecord
+from mfu_monitor.errors import UncountedWorkWarning, text_of, warn
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
 from mfu_monitor.formulas.registry import (
     Formula,
+    FormulaError,
     bind_call,
     find_formula,
     find_module_formula,
@@ -53,6 +55,7 @@ MODEL_IN_OPTIMIZER = (
     "a module ran inside Optimizer.step outside of the closure given to it, and is counted as optimizer work; where "
     "that is the model's own forward and backward, pass it as optimizer.step(closure)"
 )
+_FAILED_FORMULAS: list[Any] = []
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""
 
@@ -92,6 +95,8 @@ class StepObserver:
             return
         try:
             self._saw(func, args, kwargs, output)
+        except FormulaError as error:
+            self._note_formula(error)
         except Exception:  # noqa: BLE001  (anything may go wrong in a formula; training must go on)
             self.ledger.incomplete = True
             self.ledger.note(f"counting {operator_name(func)} failed; it is left out:\n{traceback.format_exc(limit=4)}")
@@ -190,6 +195,14 @@ class StepObserver:
             "compiler's own recomputation cannot be told from gradients"
         )
 
+    def _note_formula(self, error: FormulaError) -> None:
+        """A formula of the user's gave no number: its work is left out, and a warning names it once a process."""
+        self.ledger.incomplete = True
+        self.ledger.note(text_of(error))
+        if error.what not in _FAILED_FORMULAS:
+            _FAILED_FORMULAS.append(error.what)
+            warn(f"{text_of(error)} Its work is left out, so the count is a lower bound.", UncountedWorkWarning)
+
     def _note_unhooked(self, module: nn.Module) -> None:
         self.ledger.incomplete = True
         self.ledger.note(
@@ -263,6 +276,8 @@ class StepObserver:
     def _saw_opaque_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         try:
             self._price_opaque_forward(module, args, kwargs, output)
+        except FormulaError as error:
+            self._note_formula(error)
         except Exception:  # noqa: BLE001  (a user's formula may raise anything)
             self.ledger.incomplete = True
             self.ledger.note(

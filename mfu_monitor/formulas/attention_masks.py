@@ -16,18 +16,22 @@ from torch._subclasses.fake_tensor import is_fake
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "MASKED_BELOW",
     "attended_pairs",
     "attended_pairs_of_scores",
     "has_content",
-    "masked_threshold",
 ]
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements looked at at once: 4 Mi, so a temporary of booleans takes 4 MiB whatever the mask's size."""
 
-_MASKED_BELOW = -1e9
-"""An additive mask at or below this hides the pair: after softmax its weight is exactly 0 beside any score that
-training meets, while a bias that a model means (ALiBi, relative positions) stays far above it."""
+MASKED_BELOW = -5e3
+"""Scores and additive masks at or below this hide the pair: its weight is 0 to the bit beside the scores of training.
+
+Libraries write ``-inf``, ``finfo.min`` (-65504 for fp16), ``-1e9`` or BERT's ``-1e4`` for the same thing; half of the
+last leaves room for the score that was added to it. A bias that a model means (ALiBi, relative positions) stays above;
+where ALiBi reaches it, thousands of positions away, those weights are 0 to the bit as well.
+"""
 
 
 def has_content(tensor: Tensor) -> bool:
@@ -35,15 +39,6 @@ def has_content(tensor: Tensor) -> bool:
     if tensor.is_meta or is_fake(tensor):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def masked_threshold(dtype: torch.dtype) -> float:
-    """Scores and additive masks at or below this value are masked: -1e9, or half the most negative number if nearer.
-
-    Libraries write ``-inf``, ``finfo.min`` or ``-1e9`` for the same thing; half of ``finfo.min`` leaves room for the
-    score that was added to it (it matters for fp16, whose minimum is -65504).
-    """
-    return max(_MASKED_BELOW, torch.finfo(dtype).min / 2)
 
 
 @torch.no_grad()
@@ -130,7 +125,7 @@ def _count_attended(core: Tensor, diagonal: int | None) -> int:
 
 def _attended(chunk: Tensor, diagonal: int | None) -> Tensor:
     """Booleans of one chunk; a diagonal given makes it causal as well."""
-    kept = chunk if chunk.dtype == torch.bool else ~(chunk <= masked_threshold(chunk.dtype))
+    kept = chunk if chunk.dtype == torch.bool else ~(chunk <= MASKED_BELOW)
     if diagonal is None:
         return kept
     return kept & torch.ones(kept.shape[-2:], dtype=torch.bool, device=kept.device).tril(diagonal)

@@ -11,13 +11,14 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, TypeVar
 
 import torch
 from torch._library.custom_ops import CustomOpDef
 from torch.utils._pytree import tree_map
 
-from mfu_monitor.errors import ConfigurationError, MFUMonitorError
+from mfu_monitor.errors import ConfigurationError, MFUMonitorError, text_of
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.ignored import is_ignored
 
@@ -47,6 +48,11 @@ _user_formulas: dict[str, Formula] = {}
 
 class FormulaError(MFUMonitorError, ValueError):
     """A registered formula raised, or answered with something that is not a number of FLOPs."""
+
+    def __init__(self, text: str, function: Callable[..., Any], gave: object) -> None:
+        super().__init__(text)
+        self.what = (function, type(gave).__name__)
+        """The user's function and the kind of answer it gave: reported once."""
 
 
 # --- operators: names and arguments -----------------------------------------------------------------------------------
@@ -247,25 +253,38 @@ def _checked_cost(
         raise  # the formula's own way to say that this call cannot be counted
     except Exception as error:
         raise FormulaError(
-            f"the formula of {target}, {_describe(function)}, raised {type(error).__name__}: {error}. "
-            "It is called with the operator's arguments, every tensor replaced by its shape."
+            f"the formula of {target}, {_describe(function)}, raised {type(error).__name__}: {text_of(error)}. "
+            "It is called with the operator's arguments, every tensor replaced by its shape.",
+            function,
+            error,
         ) from error
     return _as_cost(target, function, answer)
 
 
 def _as_cost(target: str, function: Callable[..., Any], answer: Any) -> OpCost:
-    if isinstance(answer, OpCost):
+    if isinstance(answer, OpCost) and all(_is_flops(n) for n in (answer.flops, answer.masked_flops)):
         return answer
     if isinstance(answer, torch.SymInt):
         return OpCost(answer)  # type: ignore[arg-type]  # symbolic sizes stay symbolic
-    is_whole = isinstance(answer, (int, float)) or hasattr(answer, "__index__")
-    if is_whole and not isinstance(answer, bool) and answer >= 0 and answer == answer // 1 and answer != float("inf"):
+    if _is_flops(answer):
         return OpCost(int(answer))
     raise FormulaError(
-        f"the formula of {target}, {_describe(function)}, returned {answer!r}; "
+        f"the formula of {target}, {_describe(function)}, returned {short(answer)}; "
         "expected FLOPs as a whole number of at least 0 (one multiply-add is 2), or an OpCost. "
-        "A formula without a return statement gives None."
+        "A formula without a return statement gives None.",
+        function,
+        answer,
     )
+
+
+def _is_flops(answer: Any) -> bool:
+    """A whole number, numpy's included; a tensor is not one, for reading it waits for the device."""
+    if isinstance(answer, torch.SymInt):
+        return True
+    is_number = isinstance(answer, (int, float)) or hasattr(answer, "__index__")
+    if not is_number or isinstance(answer, (bool, torch.Tensor)):
+        return False
+    return bool(0 <= answer < float("inf") and answer == answer // 1)
 
 
 def _describe(function: Any) -> str:

@@ -55,6 +55,10 @@ def test_every_broadcast_shape_counts_as_its_expanded_matrix(shape: tuple[int, .
         (torch.finfo(torch.bfloat16).min, torch.bfloat16),
         (torch.finfo(torch.float16).min, torch.float16),
         (-1e9, torch.float32),
+        (-1e8, torch.float32),
+        (-1e4, torch.float32),
+        (-1e4, torch.float16),
+        (-1e4, torch.bfloat16),
         (float("-inf"), torch.float64),
     ],
 )
@@ -65,7 +69,15 @@ def test_every_way_to_write_a_masked_pair_is_read_as_masked(hidden: float, dtype
 
 def test_a_bias_is_not_a_mask() -> None:
     distance = torch.arange(SQ)[:, None] - torch.arange(SK)[None, :]
-    assert counted(-0.5 * distance.abs().float() * 8192) == B * H * SQ * SK
+    assert counted(-0.5 * distance.abs().float() * 1024) == B * H * SQ * SK
+
+
+def test_a_bias_that_leaves_a_weight_of_zero_hides_the_pair() -> None:
+    """ALiBi over tens of thousands of positions: -8192 and below, where exp() is 0 in every precision."""
+    distance = torch.arange(SQ)[:, None] - torch.arange(SK)[None, :]
+    assert counted(-0.5 * distance.abs().float() * 8192) == B * H * sum(
+        abs(i - j) < 2 for i in range(SQ) for j in range(SK)
+    )
 
 
 def test_fully_masked_rows_attend_nothing() -> None:
