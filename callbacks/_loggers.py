@@ -67,10 +67,10 @@ class LoggerSink:
     Args:
         logger: anything with ``log_metrics(metrics, step)``.
         at_step: from the training batch of an event to the step on the logger's axis.
-        also: a sink of the same logger for what is no scalar.
+        also: TensorBoard's sink for what is not a scalar; it says which scalars are shown.
     """
 
-    def __init__(self, logger: Any, at_step: Callable[[int], int], also: Sink | None = None) -> None:
+    def __init__(self, logger: Any, at_step: Callable[[int], int], also: TensorBoardSink | None = None) -> None:
         self._logger = logger
         self._at_step = at_step
         self._also = also
@@ -80,7 +80,8 @@ class LoggerSink:
         """Log the event at the logger's own step."""
         step = self._at_step(event.step)
         if event.metrics:
-            self._logger.log_metrics(dict(event.metrics), step)
+            shown = event.metrics if self._also is None else self._also.shown(event.metrics)
+            self._logger.log_metrics(dict(shown), step)
         if self._also is not None:
             self._also.emit(dataclasses.replace(event, step=step))
 
@@ -91,9 +92,11 @@ class LoggerSink:
             self._also.close()
 
 
-def sinks_for_loggers(loggers: Iterable[Any], *, at_step: Callable[[int], int], layout: bool) -> list[Sink]:
+def sinks_for_loggers(
+    loggers: Iterable[Any], *, at_step: Callable[[int], int], layout: bool, detail: str
+) -> list[Sink]:
     """One sink for each logger, so that one that fails leaves the others alone; a console line without any logger."""
-    sinks: list[Sink] = [LoggerSink(logger, at_step, _tensorboard(logger, layout=layout)) for logger in loggers]
+    sinks: list[Sink] = [LoggerSink(logger, at_step, _tensorboard(logger, layout, detail)) for logger in loggers]
     return sinks or [ConsoleSink()]
 
 
@@ -112,8 +115,8 @@ def writable_jsonl(path: str | os.PathLike[str] | None) -> str | os.PathLike[str
     return path
 
 
-def _tensorboard(logger: Any, *, layout: bool) -> Sink | None:
+def _tensorboard(logger: Any, layout: bool, detail: str) -> TensorBoardSink | None:
     # By name: `lightning`, `pytorch_lightning` and Fabric each have a class of their own, and none need be installed.
     if not any(base.__name__ == "TensorBoardLogger" for base in type(logger).__mro__):
         return None
-    return TensorBoardSink(logger.experiment, scalars=False, layout=layout)
+    return TensorBoardSink(logger.experiment, scalars=False, layout=layout, detail=detail)

@@ -74,7 +74,8 @@ class FabricMFUMonitor(Guarded):
     def _sinks(self, fabric: Any) -> list[Sink]:
         if not fabric.is_global_zero:
             return []
-        return sinks_for_loggers(fabric.loggers, at_step=lambda step: step, layout=self.tensorboard_layout)
+        layout, detail = self.tensorboard_layout, self.config.detail
+        return sinks_for_loggers(fabric.loggers, at_step=lambda step: step, layout=layout, detail=detail)
 
     @contextlib.contextmanager
     def step(self, batch: Any) -> Iterator[None]:

@@ -72,6 +72,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         max_overhead: share of the run's time that counting may cost after the first count.
         count_no_grad_as_model: count forwards without gradient (a teacher) as model FLOPs.
         names: metric names of ours, or ``"throughput_monitor"`` for those of Lightning's ThroughputMonitor.
+        detail: ``"brief"`` shows at most 15 scalars in TensorBoard, ``"full"`` all.
         tensorboard: folder of a TensorBoard of our own, beside the trainer's loggers; None for none.
         console: print one line a window; None leaves it to the trainer's loggers.
         run_name: the run's name on its alerts; None takes the first logger's name and version.
@@ -111,6 +112,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         max_overhead: float = 0.002,
         count_no_grad_as_model: bool = False,
         names: str = "mfu_monitor",
+        detail: str = "brief",
         tensorboard: str | None = None,
         console: bool | None = None,
         run_name: str | None = None,
@@ -297,7 +299,8 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
     def _sinks(self, trainer: Any) -> list[Sink]:
         if not trainer.is_global_zero:
             return []
-        return sinks_for_loggers(trainer.loggers, at_step=self._logging_steps, layout=self.tensorboard_layout)
+        layout, detail = self.tensorboard_layout, self.config.detail
+        return sinks_for_loggers(trainer.loggers, at_step=self._logging_steps, layout=layout, detail=detail)
 
     @property
     def _measuring(self) -> Monitor | None:

@@ -110,7 +110,8 @@ class MFUCallback(Guarded, TrainerCallback):
         if args.process_index != 0:
             return []
         writers = [writer for c in trainer.callback_handler.callbacks if (writer := getattr(c, "tb_writer", None))]
-        boards = [TensorBoardSink(writer, layout=self.tensorboard_layout) for writer in writers]
+        layout, detail = self.tensorboard_layout, self.config.detail
+        boards = [TensorBoardSink(writer, layout=layout, detail=detail) for writer in writers]
         return [AtLoggingStep(board, self._logging_steps) for board in boards] or [ConsoleSink()]
 
     def _wrap(self, trainer: Any) -> None:

@@ -28,6 +28,7 @@ plain loop and a trainer report alike."""
 _CHOICES = {
     "convention": ("exact", "palm"),
     "count": ("auto", "every_step"),
+    "detail": ("brief", "full"),
     "names": ("mfu_monitor", "throughput_monitor"),
     "on_impossible": ("warn", "raise", "stop"),
 }
@@ -67,6 +68,8 @@ class MonitorConfig:
     """File that readings and records are appended to, one JSON object a line."""
     tensorboard: str | os.PathLike[str] | None = None
     """Folder that TensorBoard reads: scalars, cards and pictures go there. Needs ``pip install tensorboard``."""
+    detail: str = "brief"
+    """Scalars in TensorBoard: ``"brief"`` for at most 15, ``"full"`` for all; files and other loggers have all."""
     console: bool | None = None
     """Print one line per window. None: only in a loop of one's own that has no sink, no file and no TensorBoard."""
     run_name: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,7 @@ __all__ = [
     "guarded_hook",
     "text_of",
     "trace_of",
+    "users_stacklevel",
     "warn",
 ]
 
@@ -87,10 +89,22 @@ def trace_of(error: BaseException) -> str:
         return ""
 
 
+def users_stacklevel() -> int:
+    """``stacklevel`` of a warning that the caller gives, so that it points at the user's line and not at ours.
+
+    Example:
+        >>> warnings.warn("...", MFUMonitorWarning, stacklevel=users_stacklevel())
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).split(".")[0] == "mfu_monitor":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def warn(message: str, category: type[MFUMonitorWarning]) -> None:
     """Give a warning that cannot become an exception in the training loop, whatever filters and hooks are set."""
     try:
-        warnings.warn(message, category, stacklevel=2)
+        warnings.warn(message, category, stacklevel=users_stacklevel())
     except Exception:  # noqa: BLE001  # warnings as errors, or a hook that fails
         with contextlib.suppress(Exception):
             _log.warning("%s: %s", category.__name__, message)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 __all__ = [
     "ALERTS_ACTIVE",
+    "BRIEF",
     "FLOPS_PER_STEP",
     "HFU",
     "IS_EXACT",
@@ -22,6 +23,8 @@ __all__ = [
     "THROUGHPUT_MONITOR",
     "THROUGHPUT_MONITOR_WORLD",
     "TOTAL_S",
+    "brief",
+    "written",
 ]
 
 MFU = "utilization/mfu"
@@ -115,3 +118,54 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     "remaining/device_hours": ("h", "the same on all devices"),
 }
 """(unit, meaning) by name; a name that ends in "/" stands for all that begin so."""
+
+BRIEF = frozenset(
+    {
+        MFU,
+        HFU,
+        IS_EXACT,
+        "utilization/goodput_mfu",
+        "throughput/tokens_per_s",
+        "throughput/samples_per_s",
+        TOTAL_S,
+        "step_time/data_wait_s",
+        "step_time/forward_s",
+        "step_time/backward_s",
+        "step_time/optimizer_s",
+        "flops_per_step/model",
+        "flops_per_step/hardware",
+        ALERTS_ACTIVE,
+        "remaining/wall_clock_s",
+    }
+)
+"""What TensorBoard shows by default; the rest with ``detail="full"``."""
+
+
+def brief(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without those of ours that only ``detail="full"`` shows; names of others' stay.
+
+    Example:
+        >>> brief({"utilization/mfu": 0.4, "waterfall/host": 0.1})
+        {'utilization/mfu': 0.4}
+    """
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name in BRIEF or not (name in MEANINGS or f"{name.split('/')[0]}/" in MEANINGS)
+    }
+
+
+def written(value: float) -> str:
+    """A number as people write it: at least three digits, thousands apart, large ones by their letter.
+
+    Example:
+        >>> written(1977.4), written(3.16e6), written(0.0244)
+        ('1,977', '3.16 M', '0.0244')
+    """
+    for scale, letter in _LETTERS:
+        if abs(value) >= 0.9995 * scale:
+            return f"{value / scale:.3g} {letter}" if abs(value) < 999.5 * scale else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+_LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))

@@ -534,6 +534,7 @@ class Monitor:
     def _run_description(self) -> dict[str, Any]:
         return {
             "device": str(self._device()),
+            "device_name": self._reader.device_name,
             "peak": None if self.peak is None else _plain(asdict(self.peak)),
             "clock": self._windows.builder.clock.name,
             "world_size": world_size(),
@@ -645,7 +646,7 @@ def _sinks_of(config: MonitorConfig, given: list[Sink]) -> list[Sink]:
     if config.jsonl is not None:
         sinks.append(JsonlSink(config.jsonl))  # type: ignore[arg-type]
     if config.tensorboard is not None:
-        sinks.append(TensorBoardSink(config.tensorboard))
+        sinks.append(TensorBoardSink(config.tensorboard, detail=config.detail))
     if config.console or (config.console is None and not sinks):
         sinks.append(ConsoleSink())
     if resolve_alerts(config.alerts) is not None:

@@ -15,6 +15,7 @@ from mfu_monitor.checks.verdicts import Verdict, Verdicts
 from mfu_monitor.config import MonitorConfig, resolve_alerts
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import Stages, guarded
+from mfu_monitor.hardware.detect import properties_of
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.resolve import PeakSource
 from mfu_monitor.insights.outlook import Outlook
@@ -67,6 +68,7 @@ class WindowReader:
         self._outlook = Outlook(total_steps=config.total_steps, price_per_device_hour=config.price_per_device_hour)
         self._peaks: PeakSource | None = None
         self._facts: RunFacts | None = None
+        self._device: torch.device | None = None
         self._record: StepRecord | None = None
         thresholds = resolve_alerts(config.alerts)
         self.detector = None if thresholds is None else AlertDetector(thresholds)
@@ -78,6 +80,7 @@ class WindowReader:
         """Training begins: collect what stays the same."""
         config = self._config
         self._peaks = PeakSource(config.peak, device)
+        self._device = device
         self._facts = RunFacts(
             model,
             device,
@@ -85,6 +88,16 @@ class WindowReader:
             flops_per_batch=config.flops_per_batch,
             use_flops_per_batch=config.use_flops_per_batch,
         )
+
+    @property
+    def device_name(self) -> str:
+        """The device's name, as messages about its peak have it; empty where it is not known."""
+        return self.peak.device_name if self.peak is not None else self._own_name() or ""
+
+    @guarded("facts")
+    def _own_name(self) -> str:
+        found = None if self._device is None else properties_of(self._device)
+        return "" if found is None else found.name
 
     # The peak.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.figures import WindowFigures
+from mfu_monitor.metric_names import written
 
 __all__ = ["changed_factors", "is_other_kind"]
 
@@ -85,7 +86,7 @@ def _label_factors(before: WindowFigures, after: WindowFigures) -> list[CauseSha
 def _shown(value: object) -> str:
     if value is None:
         return "unknown"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return written(value) if isinstance(value, float) else str(value)
 
 
 def _factor(name: str, before: float, after: float, unit: str, words: str) -> CauseShare:

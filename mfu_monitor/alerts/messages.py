@@ -8,6 +8,7 @@ from mfu_monitor.alerts.alert import CauseShare
 from mfu_monitor.alerts.causes import next_action
 from mfu_monitor.alerts.figures import WindowFigures
 from mfu_monitor.alerts.parts import GrownPart
+from mfu_monitor.metric_names import written
 
 __all__ = ["change_message", "describe_cause", "drop_message", "floor_message", "part_message", "recovery_message"]
 
@@ -80,7 +81,7 @@ def describe_cause(cause: CauseShare) -> str:
     """
     if cause.before is None or cause.after is None:
         return cause.description
-    return f"{cause.description}, {_number(cause.before)} -> {_number(cause.after)} {cause.unit}"
+    return f"{cause.description}, {written(cause.before)} -> {written(cause.after)} {cause.unit}"
 
 
 def _signal(before: WindowFigures, after: WindowFigures, loss: float) -> tuple[str, str]:
@@ -88,7 +89,7 @@ def _signal(before: WindowFigures, after: WindowFigures, loss: float) -> tuple[s
     name = str(before.label[0])
     if name != "mfu":
         words = {"model_flops_per_s": "Model FLOP/s", "tokens_per_s": "Tokens per second"}[name]
-        return words, f"{_number(before.signal)} -> {_number(after.signal)}"
+        return words, f"{written(before.signal)} -> {written(after.signal)}"
     useful = f"{before.signal:.1%} -> {after.signal:.1%} of the peak"
     if before.mfu is None or after.mfu is None:
         return "Useful work (time not spent compiling)", useful
@@ -132,7 +133,3 @@ def _seconds(value: float) -> str:
 
 
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1e6 else f"{value:.3e}"

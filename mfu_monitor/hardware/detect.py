@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
+from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning, users_stacklevel
 from mfu_monitor.hardware.custom import find_custom_device
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.hardware.lookup import TableMatch, find_row, labels_of, parse_name
@@ -23,6 +23,8 @@ _LONGEST_NAME = 256
 _MIG_MEMORY_SLICES = (
     8  # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/, "Partitioning": memory comes in eighths
 )
+
+CPU_REASON = "a CPU has no dense peak that a datasheet states"
 
 
 def device_peak(
@@ -56,7 +58,7 @@ def device_peak(
     peak, reason = look_up_peak(found, custom_devices)
     if peak is None and warn:
         name = found.name if found is not None else str(device)
-        warnings.warn(unknown_peak_message(name, reason), PeakUnknownWarning, stacklevel=2)
+        warnings.warn(unknown_peak_message(name, reason), PeakUnknownWarning, stacklevel=users_stacklevel())
     return peak
 
 
@@ -70,7 +72,7 @@ def look_up_peak(
     if custom is not None:
         return custom, ""
     if device.device_type in ("cpu", "meta"):
-        return None, "a CPU has no dense peak that a datasheet states"
+        return None, CPU_REASON
     match = find_row(device)
     peak = peak_of_match(match, device)
     return (peak, "") if peak is not None else (None, match.reason)
@@ -165,6 +167,11 @@ def _device_unit_note(row: PeakRow, devices: int) -> tuple[str, ...]:
 
 def unknown_peak_message(name: str, reason: str) -> str:
     """The whole warning: what was seen, why there is no peak, what to do."""
+    if reason == CPU_REASON:
+        return (
+            f"no dense peak is known for device {name!r}: {reason}. No MFU is reported; everything else still is. "
+            f"Measure it: peak='measure'."
+        )
     near = nearest_names(name)
     hint = f" Nearest names in the table: {', '.join(near)}." if near else ""
     return (

@@ -33,6 +33,7 @@ class CardMaker:
         self._peak: DevicePeak | None = None
         self._record: StepRecord | None = None
         self._reading: UtilizationReading | None = None
+        self._device_name = ""
         self._step = 0
 
     def take(self, event: Event) -> Event | None:
@@ -40,6 +41,7 @@ class CardMaker:
         self._step = max(self._step, event.step)
         if event.kind == "run":
             self._peak = _peak_from(event.payload.get("peak"))
+            self._device_name = str(event.payload.get("device_name") or "")
         elif event.kind == "reading":
             self._reading = UtilizationReading.from_dict(event.payload)
         elif event.kind == "record":
@@ -55,7 +57,7 @@ class CardMaker:
     def _card(self, title: str) -> Event | None:
         if self._record is None:
             return None
-        text = text_card(self._record, reading=self._reading, peak=self._peak)
+        text = text_card(self._record, reading=self._reading, peak=self._peak, device_name=self._device_name)
         return Event(kind="card", step=self._step, text=text, title=f"card/{title}")
 
 
@@ -71,6 +73,7 @@ def text_card(
     *,
     reading: UtilizationReading | None = None,
     peak: DevicePeak | None = None,
+    device_name: str = "",
     top_modules: int = 10,
 ) -> str:
     """Markdown for people: everything one needs to judge the values of a run.
@@ -78,6 +81,7 @@ def text_card(
     Args:
         record: what one counted step ran on this rank.
         reading: the latest reading, for its values, convention and precision; None at the start of training.
+        device_name: the device, where its peak is not known.
         peak: the device's peak; None where it is unknown, which the card then says.
         top_modules: how many modules to list, by their own hardware FLOPs.
 
@@ -86,7 +90,7 @@ def text_card(
     """
     sections = [
         *_figures(reading),
-        *_device(record, reading, peak),
+        *_device(record, reading, peak, device_name),
         *_by_precision(record),
         *_by_phase(record),
         *_by_module(record, top_modules),
@@ -112,13 +116,16 @@ def _figures(reading: UtilizationReading | None) -> list[str]:
     return ["### Last window", "", *lines, *reason, ""]
 
 
-def _device(record: StepRecord, reading: UtilizationReading | None, peak: DevicePeak | None) -> list[str]:
+def _device(
+    record: StepRecord, reading: UtilizationReading | None, peak: DevicePeak | None, device_name: str
+) -> list[str]:
     convention = reading.convention if reading else "exact"
     precision = reading.precision if reading else record.active_precision
+    name = (peak.device_name if peak else reading.device_name if reading else "") or device_name or "unknown"
     return [
         "### Device and peak",
         "",
-        f"- device: {peak.device_name if peak else (reading.device_name if reading else '') or 'unknown'}",
+        f"- device: {name}",
         f"- precision: {precision or 'unknown'}, the one that carries the most model FLOPs",
         f"- peak: {_peak(peak, precision)}",
         f"- convention: {_CONVENTIONS.get(convention, convention)}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.metric_names import brief
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.card import CardMaker
 
@@ -46,6 +48,7 @@ class TensorBoardSink:
         experiment: the writer; a Lightning ``TensorBoardLogger`` has it as ``.experiment``. Or the path of a folder:
             then the sink makes a writer of its own and closes it.
         scalars: write the metrics too. False where another path (Lightning's loggers) writes them already.
+        detail: ``"brief"`` writes at most 15 scalars, ``"full"`` all of them.
         layout: write the custom-scalars layout with the first event. TensorBoard uses one layout a run: False keeps
             a layout of your own.
 
@@ -58,10 +61,11 @@ class TensorBoardSink:
 
     shows_figures = True
 
-    def __init__(self, experiment: Any, *, scalars: bool = True, layout: bool = True) -> None:
+    def __init__(self, experiment: Any, *, scalars: bool = True, layout: bool = True, detail: str = "brief") -> None:
         self._is_own = isinstance(experiment, str | os.PathLike)
         self._experiment = _writer(os.fspath(experiment)) if self._is_own else experiment
         self._scalars = scalars
+        self._is_brief = detail == "brief"
         self._layout_due = layout
         self._cards = CardMaker()
 
@@ -71,12 +75,16 @@ class TensorBoardSink:
             self._layout_due = False
             self._experiment.add_custom_scalars(CUSTOM_SCALARS_LAYOUT)
         if self._scalars:
-            for name, value in event.metrics.items():
+            for name, value in self.shown(event.metrics).items():
                 self._experiment.add_scalar(name, value, event.step)
         for tag, figure in event.figures.items():
             self._experiment.add_figure(tag, figure, event.step, close=False)  # it was never pyplot's
         self._write_text(event)
         self._write_text(self._cards.take(event))
+
+    def shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics that this TensorBoard shows."""
+        return brief(metrics) if self._is_brief else dict(metrics)
 
     def close(self) -> None:
         """Write the final card and what is buffered."""

@@ -317,7 +317,7 @@ def test_another_peak_is_a_change_and_told_in_short_figures() -> None:
     feed(detector, [0.45] * 50)
     [(_, alert)] = feed(detector, [0.45] * 10, start=50, peak_flops_per_s=2 * PEAK)
     assert alert.kind == "change"
-    assert "peak of the device (1e+14 -> 2e+14)" in alert.message
+    assert "peak of the device (100 T -> 200 T)" in alert.message
 
 
 def test_a_change_closes_an_open_incident_and_says_so() -> None:
@@ -367,7 +367,7 @@ def test_without_a_peak_the_model_flops_per_second_are_followed() -> None:
     assert kinds(notices) == ["drop"]
     assert notices[0][1].mfu is None
     assert notices[0][1].loss == pytest.approx(0.20)
-    assert notices[0][1].message.startswith("Model FLOP/s fell by 20%: 4.500e+13 -> 3.600e+13")
+    assert notices[0][1].message.startswith("Model FLOP/s fell by 20%: 45 T -> 36 T")
 
 
 # Recompiling.

@@ -103,7 +103,7 @@ def events(run: Any) -> Any:
 def test_tensorboard_has_every_tag_and_mfu_follows_from_the_jsonl_file(run: Any) -> None:
     path = run.folder / "mfu.jsonl"
     module = language_module(run, is_checkpointed=True)
-    monitor = MFUMonitor(peak=PEAK, jsonl=str(path))
+    monitor = MFUMonitor(peak=PEAK, jsonl=str(path), detail="full")
     run.trainer(monitor, logger=tensorboard(run), log_every_n_steps=4).fit(module, batches(12))
     read, kept = events(run), read_jsonl(path)
     assert set(read.Tags()["scalars"]) >= TAGS
