@@ -81,7 +81,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         on_impossible: what to do with a reading that physics forbids: ``"warn"``, ``"raise"`` or ``"stop"``.
         flops_per_batch: your own FLOPs of a batch on one rank, held against our count; None takes
             ``pl_module.flops_per_batch`` if there is one.
-        use_flops_per_batch: report MFU by your figure instead of our count.
+        use_flops_per_batch: report MFU by your own FLOPs instead of our count.
         promised_precision: what the configuration promises; None takes the trainer's precision.
         alerts: alerts when MFU drops: True, False, or a dict of the thresholds of ``AlertConfig``.
         webhook: address that alerts are posted to; None takes the environment's ``MFU_MONITOR_WEBHOOK_URL``.
@@ -243,7 +243,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         """The optimizer's own work begins; it lasts until the batch ends."""
         self._mark_phase("optimizer")
 
-    # What is no training
+    # What is not training
 
     @guarded_hook
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -328,7 +328,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             self._resume(reason)
 
     def _wrap(self, trainer: Any) -> None:
-        """Wrap, until training ends, the few methods of this trainer whose begin or end no hook tells."""
+        """Wrap, until training ends, the few methods of this trainer whose begin or end no hook reports."""
         loop = trainer.fit_loop.epoch_loop
         self._sees_fetches = hasattr(loop, "_on_before_fetch") and hasattr(loop, "_on_after_fetch")
         wraps: list[tuple[Any, str, Callable[..., AbstractContextManager[None]]]] = [
@@ -389,7 +389,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             if on_step:
                 pl_module.log(name, tensor, prog_bar=True, logger=False, on_step=True, on_epoch=False, batch_size=1)
             else:
-                # At the end of an epoch Lightning would ask to average over the ranks, and each has the world's figure.
+                # At the end of an epoch Lightning would ask to average over the ranks, and each has the world's value.
                 trainer.callback_metrics[name] = tensor
                 trainer.progress_bar_metrics[name] = float(value)
 
@@ -423,7 +423,7 @@ def _run_name(trainer: Any) -> str | None:
 
 
 def _promised_precision(trainer: Any) -> str | None:
-    """What the trainer was told; ``32-true`` is its default and promises nothing, as plugins may override it."""
+    """What the trainer was given; ``32-true`` is its default and promises nothing, as plugins may override it."""
     return None if trainer.precision == "32-true" else str(trainer.precision)
 
 

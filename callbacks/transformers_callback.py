@@ -1,6 +1,6 @@
 """The callback of the Hugging Face Trainer.
 
-A ``TrainerCallback`` is told when an optimizer step begins and ends, but neither the batch nor, for an accumulated
+A ``TrainerCallback`` learns when an optimizer step begins and ends, but neither the batch nor, for an accumulated
 step, where each batch begins. The trainer's ``training_step(model, inputs)`` has both, so it is wrapped on this one
 trainer object while it trains. A hook on the model would show the batch too, but would cost each step and make
 ``torch.compile`` compile again.
@@ -121,7 +121,7 @@ class MFUCallback(Guarded, TrainerCallback):
             "training_step": functools.partial(self._measured, trainer),
             "_save_checkpoint": functools.partial(self._while_saving, trainer),
             "evaluate": functools.partial(self._paused, "validation"),
-            # No event tells of an exception; these hold all that can raise one (the first since transformers 5).
+            # No event reports an exception; these hold all that can raise one (the first since transformers 5).
             "_run_epoch": self._undone_on_error,
             "get_batch_samples": self._undone_on_error,
         }
@@ -296,6 +296,6 @@ def _find_trainer(callback: MFUCallback) -> Any:
         if isinstance(candidate, Trainer) and callback in candidate.callback_handler.callbacks:
             return candidate
     raise MFUMonitorError(
-        "MFUCallback was called by something that is no transformers.Trainer, so it cannot see the batches. Use "
+        "MFUCallback was called by something that is not a transformers.Trainer, so it cannot see the batches. Use "
         "mfu_monitor.Monitor in your own loop: with monitor.step(batch): ..."
     )

@@ -115,7 +115,7 @@ class Monitor:
     ``StageDisabledWarning``.
 
     Args:
-        model: gives modules their names and tells which parameters need gradients. Optional.
+        model: gives modules their names and says which parameters need gradients. Optional.
         config: the options as one object.
         sinks: where readings go; each has ``emit(event)`` and ``close()``.
         clock: instead of the clock of the model's device; for tests.

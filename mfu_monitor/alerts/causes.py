@@ -145,7 +145,7 @@ def _normalised(losses: Sequence[tuple[CauseShare, float]]) -> tuple[CauseShare,
 
 
 def _log_terms(before: WindowFigures, after: WindowFigures) -> list[tuple[CauseShare, float]]:
-    """The factors that are no seconds: useful tokens, and model FLOPs in the same hardware work."""
+    """The factors that are not seconds: useful tokens, and model FLOPs in the same hardware work."""
     terms = []
     if _both(before.padding_share, after.padding_share):
         b, a = before.padding_share or 0.0, after.padding_share or 0.0

@@ -1,4 +1,4 @@
-"""Another kind of step (sequence length, batch size, unfreezing, precision): told as a change, never as a drop."""
+"""Another kind of step (sequence length, batch size, unfreezing, precision): reported as a change, never as a drop."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ class AlertDetector:
     """Follows one run's readings and says, once an incident, that the level fell, and why.
 
     The baseline is the median of the trailing healthy windows with their noise (median absolute deviation). A drop is
-    told when ``sustain`` windows in a row are low and their median is ``drop`` below the baseline; a slow sag when the
-    long level is below its own best; an absolute ``floor`` on its own. After an alert the level starts anew, so that a
-    further drop is another incident. Other FLOPs per step start a new baseline and are told as a change.
+    reported when ``sustain`` windows in a row are low and their median is ``drop`` below the baseline; a slow decline when
+    the long level is below its own best; an absolute ``floor`` on its own. After an alert the level starts again, so that a
+    further drop is another incident. Other FLOPs per step start a new baseline and are reported as a change.
 
     Args:
         config: the thresholds.
@@ -105,7 +105,7 @@ class AlertDetector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: the levels and an open incident are kept, the next windows are warm-up again.
 
-        A state of an unknown version is left alone: detection then starts anew.
+        A state of an unknown version is left alone: detection then starts again.
         """
         if state.get("version") != _STATE_VERSION:
             return
@@ -388,7 +388,7 @@ class AlertDetector:
         before, after = mean_figures(state.history), mean_figures(state.other_kind)
         causes = changed_factors(before, after, config.change)
         closed = state.incident.step if state.incident else None
-        # An incident never ends unsaid, also where it is only another figure that is known now.
+        # An incident never ends unsaid, also where only another value is known now.
         told = bool(state.incident) or (bool(causes) and state.quiet_change == 0)
         self._state = DetectorState(
             quiet=state.quiet,

@@ -16,7 +16,7 @@ _MAD_TO_SIGMA = 1.4826
 _MEDIAN_EFFICIENCY = 1.2533
 """Standard error of a median over that of a mean, for a normal series: sqrt(pi / 2)."""
 _LONE_DIPS = 3
-"""Runs of slow windows that are no pattern yet."""
+"""Runs of slow windows that are not a pattern yet."""
 
 
 _CORRELATED = 1.3
@@ -44,7 +44,7 @@ def robust_level(signals: Sequence[float], block: int | None = None) -> Level:
 
     Args:
         signals: the level of each window, in order.
-        block: length of the medians whose scatter tells correlated noise from independent; None takes it as
+        block: length of the medians whose scatter separates correlated from independent noise; None takes it as
             independent.
 
     Example:
@@ -118,7 +118,7 @@ def sag_boundary(best: float, level: Level, config: AlertConfig) -> float:
 
 
 def recovery_boundary(reference: float, config: AlertConfig, *, error: float = 0.0, loss: float = 1.0) -> float:
-    """A level above it has recovered. Well above ``drop_boundary``, so that one incident is not told twice.
+    """A level above it has recovered. Well above ``drop_boundary``, so that one incident is not reported twice.
 
     Args:
         reference: the level before the incident.

@@ -64,7 +64,7 @@ def change_message(
     before: WindowFigures, after: WindowFigures, causes: Sequence[CauseShare], closed: int | None
 ) -> str:
     """Another kind of step: no drop, a new baseline."""
-    seen = "; ".join(describe_cause(cause) for cause in causes) or "other figures are known of them than before"
+    seen = "; ".join(describe_cause(cause) for cause in causes) or "other values are known of them than before"
     levels = f" MFU {before.mfu:.1%} -> {after.mfu:.1%}." if before.mfu and after.mfu else ""
     end = (
         f" The alert of step {closed} is closed: the levels cannot be compared any more." if closed is not None else ""
@@ -85,7 +85,7 @@ def describe_cause(cause: CauseShare) -> str:
 
 
 def _signal(before: WindowFigures, after: WindowFigures, loss: float) -> tuple[str, str]:
-    """Which figure fell, and from what to what: one that says the same as the loss."""
+    """Which value fell, and from what to what: one that says the same as the loss."""
     name = str(before.label[0])
     if name != "mfu":
         words = {"model_flops_per_s": "Model FLOP/s", "tokens_per_s": "Tokens per second"}[name]

@@ -1,4 +1,4 @@
-"""Whether a series fell, told by ranks alone: no size and no shape of its noise is assumed. Pure arithmetic.
+"""Whether a series fell, judged by ranks alone: no size and no shape of its noise is assumed. Pure arithmetic.
 
 Where nothing changed, every order of the windows is equally likely, whatever their noise looks like: so the probability
 of a false alert is known from the number of windows alone, at 1% of noise as at 50%.

@@ -26,7 +26,7 @@ class AlertConfig:
     drop: float = 0.10
     """Relative fall of the level that is told: 0.10 tells 45% to 40.5%."""
     sustain: int = 6
-    """Windows for which the fall must last. Shorter dips (a slow batch, the start of an epoch) are not told."""
+    """Windows for which the fall must last. Shorter dips (a slow batch, the start of an epoch) are not reported."""
     floor: float | None = None
     """MFU below which an alert is given whatever the baseline was."""
     cooldown: int = 20
@@ -34,7 +34,7 @@ class AlertConfig:
     warmup: int = 10
     """Windows left out at the start and after a resume: caches, autotuning, clocks settle."""
     min_baseline: int = 20
-    """Windows that a level needs before a fall from it can be told."""
+    """Windows that a level needs before a fall from it can be reported."""
     baseline_windows: int = 100
     """Trailing healthy windows that make the baseline."""
     long_windows: int = 50

@@ -31,7 +31,7 @@ class FlopCounter:
             ``no_grad``) as model work; by default they are ``other_flops``.
 
     Raises:
-        ConfigurationError: the model is no module; or the same counter is entered again inside its own block.
+        ConfigurationError: the model is not a module; or the same counter is entered again inside its own block.
 
     Example:
         >>> with mm.FlopCounter(model) as counter:

@@ -1,7 +1,7 @@
 """Parameters that got a gradient although no operator we saw used them: a kernel hidden from the dispatcher ran.
 
 A parameter is used where a product takes it, or where it meets other data (a norm's scale, an embedding's rows). An
-operator that takes parameters only (a cast, a copy) makes another form of them and is no use of its own: the kernel
+operator that takes parameters only (a cast, a copy) makes another form of them and is not a use of its own: the kernel
 that gets the cast weight may be hidden all the same. ``empty_like`` makes room, often for the gradient to come.
 """
 

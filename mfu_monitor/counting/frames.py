@@ -1,7 +1,7 @@
 """Where an operator call came from, read off the Python stack: nothing is hooked, so there is nothing to leave behind.
 
 A dispatch mode runs inside the call it observes, so the frames above it name the module whose ``forward`` is running,
-the optimizer step, the checkpoint that recomputes. Hooks would tell the same, but they stay in the user's model when a
+the optimizer step, the checkpoint that recomputes. Hooks would show the same, but they stay in the user's model when a
 step dies, and ``torch.compile`` guards on them.
 """
 

@@ -141,7 +141,7 @@ class StepObserver:
             self._saw_quiet(entry, args, operands, outputs, is_known=False)
 
     def _note_site(self, site: CallSite) -> None:
-        """Say what the call's surroundings tell of the record's limits."""
+        """Say what the call's surroundings mean for the record's limits."""
         if site.in_compiled_call and guards_notice_modes():
             self.ledger.incomplete = True
             self.ledger.note(COUNTED_IN_EAGER)
@@ -192,7 +192,7 @@ class StepObserver:
         self.ledger.incomplete = True
         self.ledger.note(
             f"a compiled graph could not be read ({reason}); only its calls to library kernels are counted, and the "
-            "compiler's own recomputation cannot be told from gradients"
+            "compiler's own recomputation cannot be distinguished from gradients"
         )
 
     def _note_formula(self, error: FormulaError) -> None:
@@ -206,7 +206,7 @@ class StepObserver:
     def _note_unhooked(self, module: nn.Module) -> None:
         self.ledger.incomplete = True
         self.ledger.note(
-            f"{type(module).__name__} has a formula for its hidden work, but this one is no part of the counted model, "
+            f"{type(module).__name__} has a formula for its hidden work, but it is not part of the counted model, "
             "so the formula was not asked. Give the counter the model that holds it: FlopCounter(model)"
         )
 

@@ -2,7 +2,7 @@
 
 A forward hook on those instances alone, for the length of the counted step, prices each call. Each backward pass that
 runs through the output of a call is priced by rule: one forward for the input's gradient, one for the weights', where
-each is wanted. A prehook on the output's autograd node tells of the pass; unlike a hook on a tensor it puts nothing
+each is wanted. A prehook on the output's autograd node reports the pass; unlike a hook on a tensor it puts nothing
 into the graph.
 """
 
@@ -27,7 +27,7 @@ class OpaqueModules:
 
     Args:
         model: where to look; None: nothing is opaque.
-        on_call: told of every forward of such a module: the module, its arguments and its output.
+        on_call: called at every forward of such a module: the module, its arguments and its output.
     """
 
     def __init__(self, model: nn.Module | None, on_call: OnCall) -> None:
@@ -54,7 +54,7 @@ class OpaqueModules:
         self.detach()
 
     def unhooked(self, stack: Iterable[nn.Module]) -> nn.Module | None:
-        """A module that has a formula, but is no part of the model: its hidden work is not counted."""
+        """A module that has a formula, but is not part of the model: its hidden work is not counted."""
         return next((m for m in stack if find_module_formula(m) is not None and id(m) not in self._ids), None)
 
     def covers(self, stack: Iterable[nn.Module]) -> bool:

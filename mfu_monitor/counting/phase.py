@@ -28,7 +28,7 @@ def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool, update
 
     In backward the autograd engine calls gradient products straight from C++. Python between the engine and the product
     means that somebody's code runs there: a checkpoint, a module, an optimizer, a custom function, a hook. What a hook
-    computes is no part of the model, also where it replaces the gradient.
+    computes is not part of the model, also where it replaces the gradient.
     """
     if site.in_optimizer_step:
         return Phase.OPTIMIZER

@@ -86,7 +86,7 @@ def _sum_totals(parts: Iterable[FlopTotals]) -> FlopTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRecord:
-    """All calls of one operator with the same shapes, phase, module and precision; figures are totals over ``calls``"""
+    """All calls of one operator with the same shapes, phase, module and precision; numbers are totals over ``calls``"""
 
     op: str
     """Qualified name without overload: ``"aten::mm"``."""

@@ -38,7 +38,7 @@ class ForwardCodes:
         return takes_context is not None and (not takes_context or context_of(frame) is not None)
 
     def refresh(self) -> None:
-        """Read all classes anew: a forward may have been replaced on a class that exists."""
+        """Read all classes again: a forward may have been replaced on a class that exists."""
         self._size = -1
 
     def _known(self) -> dict[CodeType, bool]:

@@ -49,7 +49,7 @@ class PaddingCounter:
         self._sums = sums if before is None else (_plus(before[0], sums[0]), _plus(before[1], sums[1]))
 
     def take(self) -> Callable[[], dict[str, int | None] | None]:
-        """End the window: a function that gives its sums, or None while they have not arrived. Starts anew."""
+        """End the window: a function that gives its sums, or None while they have not arrived. Starts again."""
         sums, self._sums = self._sums or (None, None), None
         reads = [self._read_later(value) for value in sums]
 

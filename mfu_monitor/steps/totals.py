@@ -175,7 +175,7 @@ class StepLedger:
         return found
 
     def as_ran(self, entry: SignatureEntry, signature: Hashable, ran: Hashable) -> SignatureEntry:
-        """The entry of a step that has ended: what it ran is known only now, and may not be what the batch told.
+        """The entry of a step that has ended: what it ran is known only now, and may not be what the batch suggested.
 
         Args:
             entry: of the signature that the step began with.

@@ -29,7 +29,7 @@ def compiled_frames() -> int:
 
 
 def latest_recompile() -> str | None:
-    """What dynamo compiled anew last, and why: ``"forward (model.py): tensor 'x' size mismatch ..."``; None if unknown.
+    """What dynamo recompiled last, and why: ``"forward (model.py): tensor 'x' size mismatch ..."``; None if unknown.
 
     Reads ``torch._dynamo.utils.get_compilation_metrics()``, present in torch 2.9 to 2.13.
     """

@@ -32,7 +32,7 @@ class GcPauseMeter:
         self.collections = 0
         self._clock = clock
         self._started_s: float | None = None
-        self._callback = self._on_collection  # one object: bound methods are made anew at every access
+        self._callback = self._on_collection  # one object: each access makes a new bound method
 
     def start(self) -> None:
         """Listen; a second call changes nothing."""

@@ -36,7 +36,7 @@ Row = Mapping[str, int | None]
 
 
 def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_stop: bool = False) -> list[int]:
-    """The figures of one rank's window as integers to send; -1 for unknown."""
+    """The numbers of one rank's window as integers to send; -1 for unknown."""
     is_valid = window.invalid_reason is None and window.steps > 0 and window.elapsed_s > 0
     values = {
         "steps": window.steps,
@@ -54,7 +54,7 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_sto
 
 
 def unknown_row(*, wants_stop: bool = False) -> list[int]:
-    """What a rank sends that has nothing to tell: it takes part all the same, or the others' order would break."""
+    """What a rank sends that has nothing to report: it takes part all the same, or the others' order would break."""
     return [int(wants_stop) if name == "wants_stop" else _UNKNOWN for name in _FIELDS]
 
 
@@ -175,7 +175,7 @@ class StopAgreement:
 class RankExchange:
     """Sends each window's row to all ranks and gives the rows of all back, later and in order.
 
-    Every rank must send the same number of rows; one that has nothing to tell sends ``unknown_row()``.
+    Every rank must send the same number of rows; one that has nothing to report sends ``unknown_row()``.
 
     Args:
         group: a process group of its own on the CPU. Collectives of a group are matched by their order, and windows are

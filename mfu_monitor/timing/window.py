@@ -149,7 +149,7 @@ class WindowBuilder:
         self._step = None
 
     def abort_step(self) -> None:
-        """The training batch was not finished: it is no step, and its time is left out."""
+        """The training batch was not finished: it is not a step, and its time is left out."""
         if self._step is not None:
             self._close_step("aborted")
             self._step = None
@@ -229,7 +229,7 @@ class WindowBuilder:
         return True
 
     def end_reporting(self) -> None:
-        """The time since the last step's end went into reporting, and is no wait for data."""
+        """The time since the last step's end went into reporting, and is not a wait for data."""
         labels = self._edges.labels
         if labels and labels[-1] == DATA_WAIT and self._step is None:
             labels[-1] = BETWEEN
@@ -297,7 +297,7 @@ def _window_times(edges: _Edges, seconds: list[float], phases_seen: set[str]) ->
     if backwards_s < 0:
         reason = (
             f"the clock went backwards by {-backwards_s:.6g} s inside the window, so its time is not known; "
-            f"a clock was set or replaced during training. The next window is measured anew"
+            f"a clock was set or replaced during training. The next window is measured from its own start"
         )
         return {"elapsed_s": 0.0, "wall_s": 0.0, "invalid_reason": reason}
     by_label = _sum_by_label(edges.labels, seconds)
@@ -323,7 +323,7 @@ def _included(by_label: Mapping[str, float]) -> float:
 
 
 def _phase_times(by_label: Mapping[str, float], phases_seen: set[str]) -> dict[str, Any]:
-    """The parts of ``elapsed_s``. A phase that nobody ever marked is not known, and is no 0."""
+    """The parts of ``elapsed_s``. A phase that nobody ever marked is unknown, not 0."""
 
     def seconds(*names: str) -> float | None:
         return sum(by_label.get(n, 0.0) for n in names) if phases_seen.intersection(names) else None

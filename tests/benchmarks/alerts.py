@@ -115,7 +115,7 @@ def report_synthetic(console: Console, series: int, seed: int) -> bool:
     for column in ("claim", "measured", "wanted"):
         table.add_column(column)
     table.add_row(f"false alerts in {series} healthy series of 2,000 windows", str(false), "at most 1")
-    table.add_row(f"10% step drop told within sustain + 2 = {limit} windows", f"{found:.1%}", "99%")
+    table.add_row(f"10% step drop reported within sustain + 2 = {limit} windows", f"{found:.1%}", "99%")
     table.add_row("median and longest delay of a step drop", f"{statistics.median(known):g}, {max(known)} windows", "")
     holds = false <= 1 and found >= 0.99
     for windows in (200, 2000):

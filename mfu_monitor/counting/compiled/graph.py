@@ -93,7 +93,7 @@ class TextGraph:
     """By name, in order: a tensor's spec, the expression of a symbolic size, or None."""
     nodes: dict[str, GraphNode]
     outputs: tuple[str | None, ...]
-    """Names in order; None for an output that is no tensor of the graph."""
+    """Names in order; None for an output that is not a tensor of the graph."""
     subgraphs: dict[str, ast.ClassDef] = field(default_factory=dict)
 
     def depends_on(self, roots: Sequence[str]) -> frozenset[str]:
@@ -121,7 +121,7 @@ def parse_graph(text: str) -> TextGraph:
     try:
         module = ast.parse(_CLASS_NAME.sub(r"\1class Graph", text))
     except SyntaxError as error:
-        raise GraphParseError(f"line {error.lineno} of the compiled graph is no Python: {error.msg}") from error
+        raise GraphParseError(f"line {error.lineno} of the compiled graph is not Python: {error.msg}") from error
     classes = [item for item in module.body if isinstance(item, ast.ClassDef)]
     if not classes:
         raise GraphParseError("the compiled graph's text holds no class")

@@ -60,7 +60,7 @@ class CompiledCounter:
 
     Args:
         ledger: where entries go.
-        module_of_parameter: name of the module that owns a tensor, None for tensors that are no parameters.
+        module_of_parameter: name of the module that owns a tensor, None for tensors that are not parameters.
     """
 
     def __init__(self, ledger: Ledger, module_of_parameter: Callable[[torch.Tensor], str | None]) -> None:

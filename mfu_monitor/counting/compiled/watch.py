@@ -1,8 +1,8 @@
 """The one place that touches private interfaces of torch's compiler.
 
 ``CompiledFxGraph`` is what inductor hands out for every compiled graph, fresh or from the on-disk cache; it keeps the
-graph as text. For the length of a counted step its ``__call__`` tells us which graph runs. Nothing of the compiled
-model changes: no guard, no graph, no cache key. Where a torch has no such text the caller is told, and what it counts
+graph as text. For the length of a counted step its ``__call__`` shows which graph runs. Nothing of the compiled
+model changes: no guard, no graph, no cache key. Where a torch has no such text the caller hears of it, and what it counts
 is a lower bound.
 
 Before torch 2.10 the compiler's guards notice any dispatch mode (pytorch/pytorch#164992), so each counted step of
@@ -51,7 +51,7 @@ def unavailable_reason() -> str | None:
 
 
 def guards_notice_modes(torch_version: str = torch.__version__) -> bool:
-    """True for a torch whose compiled code compiles anew under any dispatch mode: before 2.10."""
+    """True for a torch whose compiled code is recompiled under any dispatch mode: before 2.10."""
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     return (major, minor) < (2, 10)
 
@@ -80,7 +80,7 @@ class CompiledGraphWatch:
 
     @property
     def is_inside_known_graph(self) -> bool:
-        """True on a thread that runs a graph which ``on_run`` was told of: its operators are already counted."""
+        """True on a thread that runs a graph which ``on_run`` was given: its operators are already counted."""
         return bool(getattr(self._local, "depth", 0))
 
     def attach(self) -> None:
