@@ -57,9 +57,9 @@ class AlertDetector:
     """Follows one run's readings and says, once an incident, that the level fell, and why.
 
     The baseline is the median of the trailing healthy windows with their noise (median absolute deviation). A drop is
-    reported when ``sustain`` windows in a row are low and their median is ``drop`` below the baseline; a slow decline when
-    the long level is below its own best; an absolute ``floor`` on its own. After an alert the level starts again, so that a
-    further drop is another incident. Other FLOPs per step start a new baseline and are reported as a change.
+    reported when ``sustain`` windows in a row are low and their median is ``drop`` below the baseline; a slow decline
+    when the long level is below its own best; an absolute ``floor`` on its own. After an alert the level starts again,
+    so that a further drop is another incident. Other FLOPs per step start a new baseline and are reported as a change.
 
     Args:
         config: the thresholds.

@@ -2,8 +2,8 @@
 
 ``CompiledFxGraph`` is what inductor hands out for every compiled graph, fresh or from the on-disk cache; it keeps the
 graph as text. For the length of a counted step its ``__call__`` shows which graph runs. Nothing of the compiled
-model changes: no guard, no graph, no cache key. Where a torch has no such text the caller hears of it, and what it counts
-is a lower bound.
+model changes: no guard, no graph, no cache key. Where a torch has no such text the caller is informed, and what it
+counts is a lower bound.
 
 Before torch 2.10 the compiler's guards notice any dispatch mode (pytorch/pytorch#164992), so each counted step of
 compiled code would compile once more. There the counted step runs in eager instead, which leaves compiled code as it
