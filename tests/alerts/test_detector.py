@@ -337,7 +337,7 @@ def test_an_incident_does_not_end_unsaid_where_other_figures_are_known(later: di
         alert for index in range(70, 80) for alert in detector.update(_with(window_reading(index, 0.36), **later))
     ]
     assert [alert.kind for alert in notices] == ["change"]
-    assert "other figures are known" in notices[0].message
+    assert "other values are known" in notices[0].message
     assert f"The alert of step {56 * STEPS} is closed" in notices[0].message
     assert not detector.active
 
