@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -16,7 +17,14 @@ from torch import nn
 
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig, resolve_alerts, resolve_callable
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.errors import ConfigurationError, ImpossibleReadingError, Stages, guarded
+from mfu_monitor.errors import (
+    ConfigurationError,
+    ImpossibleReadingError,
+    MFUMonitorWarning,
+    Stages,
+    guarded,
+    warn,
+)
 from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
@@ -36,6 +44,10 @@ __all__ = ["Monitor"]
 _log = logging.getLogger("mfu_monitor")
 
 STATE_VERSION = 1
+OTHER_THREADS = (
+    "A step began on one thread while another thread was in a step of the same Monitor: a monitor measures one step at "
+    "a time, so the second one is in no window. Give each thread a Monitor of its own."
+)
 _MOST_RECOMPILES_REPORTED = 5
 """In the log, a run; each window's count is in its reading."""
 _DRAIN_S = 5.0
@@ -71,15 +83,19 @@ class _StepScope:
 
     def __enter__(self) -> Monitor:
         batch, self._batch = self._batch, None  # the loop decides how long a batch lives
-        self._monitor.begin_step(batch, step=self._step, signature_extra=self._extra)
-        return self._monitor
+        try:
+            self._monitor.begin_step(batch, step=self._step, signature_extra=self._extra)
+            return self._monitor
+        except BaseException:  # Ctrl-C strikes anywhere, and then no `with` block ends this step
+            self._monitor.abort_step()
+            raise
 
     def __exit__(self, exc_type: Any, exc: Any, trace: Any) -> None:
-        if exc_type is not None:
-            self._monitor.abort_step(exc_type, exc, trace)
-            return
         try:
-            self._monitor.end_step()
+            if exc_type is None:
+                self._monitor.end_step()
+            else:
+                self._monitor.abort_step(exc_type, exc, trace)
         except BaseException:
             self._monitor.abort_step()
             raise
@@ -174,6 +190,9 @@ class Monitor:
         self._is_in_step = False
         self._is_in_group = False
         self._has_missed_micro_batches = False
+        self._thread = 0
+        self._passed_over: set[int] = set()
+        self._has_told_of_threads = False
         self._is_closing = False
         self._is_closed = False
         self._is_stop_refused = False
@@ -273,9 +292,12 @@ class Monitor:
             signature_extra: anything hashable that decides what the step runs and is not seen in the batch (whether the
                 optimizer steps, a phase of a schedule).
         """
+        thread = threading.get_ident()
+        if self._is_in_step and self._is_anothers_step(thread):
+            return
         if self._is_in_step:
             self.abort_step()
-        self._is_in_step, self._is_closed = True, False
+        self._is_in_step, self._is_closed, self._thread = True, False, thread
         try:
             if not self._is_started:
                 self._start()
@@ -286,6 +308,16 @@ class Monitor:
             self.abort_step()
             raise
 
+    def _is_anothers_step(self, thread: int) -> bool:
+        """One step at a time: while a thread is in one, those of other threads are not measured."""
+        if thread == self._thread or all(other.ident != self._thread for other in threading.enumerate()):
+            return False
+        if not self._has_told_of_threads:
+            self._has_told_of_threads = True
+            warn(OTHER_THREADS, MFUMonitorWarning)
+        self._passed_over.add(thread)
+        return True
+
     @guarded("monitor", always=True)
     def end_step(self, *, optimizer_step: bool | None = None) -> None:
         """The training batch ends.
@@ -293,7 +325,7 @@ class Monitor:
         Args:
             optimizer_step: whether the optimizer stepped in it; None if not known.
         """
-        if not self._is_in_step:
+        if not self._is_in_step or self._is_passed_over():
             return
         try:
             excluded, is_recompile = self._end_count(optimizer_step)
@@ -321,13 +353,28 @@ class Monitor:
         trace: TracebackType | None = None,
     ) -> None:
         """The training batch was not finished: nothing of it counts, and nothing of ours stays behind."""
-        if not self._is_in_step:
+        if not (self._is_in_step or self._counting.is_counting) or self._is_passed_over():
             return
-        self._is_in_step = False
-        self._abort_count((exc_type, exc, trace))
+        try:
+            self._abort((exc_type, exc, trace))
+        except BaseException:  # Ctrl-C within: what it kept from running runs now
+            self._abort((None, None, None))
+            raise
+
+    def _abort(self, exc_info: Any) -> None:
+        self._abort_count(exc_info)
         self._stages.run("timing", self._windows.builder.abort_step)
-        if exc_type is not None:
+        self._is_in_step = False
+        if exc_info[0] is not None:
             self._stages.always("probes", self._windows.stop_probes)
+
+    def _is_passed_over(self) -> bool:
+        """True where this thread ends a step that was not begun here, as another thread is in one."""
+        thread = threading.get_ident()
+        if thread == self._thread or thread not in self._passed_over:
+            return False
+        self._passed_over.discard(thread)
+        return True
 
     def _end_count(self, optimizer_step: bool | None) -> tuple[str | None, bool]:
         outcome: StepOutcome | None = self._stages.run("accounting", self._counting.end, optimizer_step)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from torch import nn
 
 from mfu_monitor.counting.compiled.watch import eager_where_guards_notice_us
-from mfu_monitor.counting.dispatch import CountingMode
+from mfu_monitor.counting.dispatch import CountingMode, drop_strays
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.self_check import failed_capabilities
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 
 __all__ = ["FlopCounter"]
+
+MODE_TAKEN_OFF = (
+    "the counter's dispatch mode was not where it was put: a mode that was entered before the step was left within it, "
+    "or the step ended on another thread than it began on; what ran since is not counted"
+)
 
 
 class FlopCounter:
@@ -48,7 +56,8 @@ class FlopCounter:
         self._model = model
         self._count_no_grad_as_model = count_no_grad_as_model
         self._observer: StepObserver | None = None
-        self._installed = ExitStack()
+        self._installed = _Installed()
+        self._dropped: weakref.finalize[..., Any] | None = None
         self._record: StepRecord | None = None
 
     @property
@@ -66,23 +75,88 @@ class FlopCounter:
             )
         self._record = None
         observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
-        with ExitStack() as installed:
-            installed.enter_context(eager_where_guards_notice_us())
-            installed.enter_context(observer.compiled_graphs)
-            installed.enter_context(observer.opaque)
-            installed.enter_context(observer.opaque_backward)
-            installed.enter_context(CountingMode(observer))
-            self._installed, self._observer = installed.pop_all(), observer
+        self._installed = _Installed(observer)
+        # A step that is never ended, a generator that is dropped: what was installed goes with the counter.
+        self._dropped = weakref.finalize(self, self._installed.leave)
+        self._observer = observer
+        try:
+            self._installed.enter()
+        except BaseException:
+            self._leave()
+            self._observer = None
+            raise
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave()
         observer, self._observer = self._observer, None
-        if observer is None:
+        if observer is not None:
+            self._record = _as_far_as_proved(observer.record())
+
+    def _leave(self) -> None:
+        try:
+            self._installed.leave()
+        except BaseException:  # Ctrl-C may strike within: what it kept from running runs now
+            self._installed.leave()
+            raise
+        if self._dropped is not None:
+            self._dropped.detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, made inside the block perhaps, counts nothing yet."""
+        return {**self.__dict__, "_observer": None, "_installed": _Installed(), "_dropped": None}
+
+
+class _Installed:
+    """What a counted step puts into torch, and takes out again whatever happened in between."""
+
+    def __init__(self, observer: StepObserver | None = None) -> None:
+        self._observer = observer
+        self._mode = None if observer is None else CountingMode(observer)
+        self._eager = ExitStack()
+
+    def enter(self) -> None:
+        observer, mode = self._observer, self._mode
+        if observer is None or mode is None:
             return
-        self._installed.close()
-        self._record = _as_far_as_proved(observer.record())
+        _active.add(self)
+        drop_strays()
+        self._eager.enter_context(eager_where_guards_notice_us())
+        observer.compiled_graphs.attach()
+        observer.opaque.attach()
+        mode.__enter__()
+
+    def leave(self) -> None:
+        """Each part is left by identity and may be left again, so that this may be called at any moment."""
+        if (observer := self._observer) is None:
+            return
+        with ExitStack() as stack:  # one that fails does not keep the others from being left
+            stack.callback(self._eager.close)
+            stack.callback(observer.compiled_graphs.detach)
+            stack.callback(observer.opaque.detach)
+            stack.callback(observer.opaque_backward.detach)
+            stack.callback(self._leave_mode, observer)
+        _active.discard(self)
+
+    def _leave_mode(self, observer: StepObserver) -> None:
+        if self._mode is not None and not self._mode.leave():
+            observer.missed_operators(MODE_TAKEN_OFF)
+
+
+_active: weakref.WeakSet[_Installed] = weakref.WeakSet()
+"""What is installed now."""
+
+
+def _leave_in_child() -> None:
+    """A process that is forked inside a counted step (workers of a DataLoader) is not that step."""
+    for installed in list(_active):
+        installed.leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _as_far_as_proved(record: StepRecord) -> StepRecord:

@@ -12,10 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mfu_monitor.formulas.registry import find_formula, operator_name
-from mfu_monitor.internals.dispatcher import is_composite, runs_composite
+from mfu_monitor.internals.dispatcher import ModeSeat, is_composite, modes_on_stack, remove_mode, runs_composite
 from mfu_monitor.internals.tensors import tensors_in
 
-__all__ = ["CountingMode", "Observer"]
+__all__ = ["CountingMode", "Observer", "drop_strays"]
 
 
 class Observer(Protocol):
@@ -32,29 +32,62 @@ class CountingMode(TorchDispatchMode):
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._observer = observer
+        self._observer: Observer | None = observer
+        self._seat = ModeSeat(self)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled code runs under this mode as it is; an ordinary mode makes dynamo give the frame up for good."""
         return True
 
+    def __enter__(self) -> CountingMode:
+        self._seat.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._seat.leave()
+
+    @property
+    def is_left(self) -> bool:
+        """True once it sees nothing any more."""
+        return self._observer is None
+
+    def leave(self) -> bool:
+        """See nothing more, and be off this thread's stack; may be called again.
+
+        Returns:
+            False where operators were missed: the mode had been taken off, or lies on another thread's stack. There
+            it passes calls on, until that thread is asked to ``drop_strays``.
+        """
+        self._observer = None
+        return self._seat.leave()
+
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        observer = self._observer
+        if observer is None:
+            return func(*args, **kwargs)
         if any(_desugars(t) for t in types):
             # DTensor, jagged tensors and the like turn this call into calls on the local parts: count those.
             return NotImplemented
         if _must_decompose(func, args, kwargs):
-            with self:
+            with ModeSeat(self):
                 output = func.decompose(*args, **kwargs)
             if output is not NotImplemented:
                 return output
         output = func(*args, **kwargs)
-        self._observer.saw(func, args, kwargs, output)
+        observer.saw(func, args, kwargs, output)
         return output
+
+
+def drop_strays() -> None:
+    """Take off this thread's stack what was left on another thread."""
+    for mode in modes_on_stack():
+        if isinstance(mode, CountingMode) and mode.is_left:
+            remove_mode(mode)
 
 
 @cache

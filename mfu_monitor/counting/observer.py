@@ -89,6 +89,11 @@ class StepObserver:
             count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
         )
 
+    def missed_operators(self, why: str) -> None:
+        """Some operators of the step were not shown: the record is a lower bound."""
+        self.ledger.incomplete = True
+        self.ledger.note(why)
+
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran. A failure of ours makes the record a lower bound; it never reaches the user's step."""
         if self.compiled_graphs.is_inside_known_graph:

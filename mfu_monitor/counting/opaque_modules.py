@@ -1,9 +1,10 @@
 """Modules that a formula counts as a whole, because the dispatcher cannot see the work inside.
 
-A forward hook on those instances alone, for the length of the counted step, prices each call. Each backward pass that
-runs through the output of a call is priced by rule: one forward for the input's gradient, one for the weights', where
-each is wanted. A prehook on the output's autograd node reports the pass; unlike a hook on a tensor it puts nothing
-into the graph.
+For the length of the counted step the call of their classes is wrapped, which prices each call of these instances.
+Nothing is put into the modules: a hook would be copied and saved with them by a step that copies its model. Each
+backward pass that runs through the output of a call is priced by rule: one forward for the input's gradient, one for
+the weights', where each is wanted. A prehook on the output's autograd node reports the pass; unlike a hook on a tensor
+it puts nothing into the graph.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mfu_monitor.formulas.registry import find_module_formula
+from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["BackwardPasses", "OpaqueModules", "gradients_wanted"]
 
@@ -23,7 +25,7 @@ OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class OpaqueModules:
-    """The modules of a model that have a formula of their own, hooked for one step.
+    """The modules of a model that have a formula of their own, watched for one step.
 
     Args:
         model: where to look; None: nothing is opaque.
@@ -34,24 +36,17 @@ class OpaqueModules:
         self._modules = [m for m in model.modules() if find_module_formula(m) is not None] if model is not None else []
         self._ids = {id(m) for m in self._modules}
         self._on_call = on_call
-        self._handles: list[RemovableHandle] = []
+        self._wraps = [Wrap(kind, "__call__", self._around_call) for kind in dict.fromkeys(map(type, self._modules))]
 
     def attach(self) -> None:
-        """Hook the modules."""
-        for module in self._modules:
-            self._handles.append(module.register_forward_hook(self._hook, with_kwargs=True))
+        """Watch the modules."""
+        for wrap in self._wraps:
+            wrap.attach()
 
     def detach(self) -> None:
-        """Take every hook away again."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def __enter__(self) -> OpaqueModules:
-        self.attach()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.detach()
+        """Leave every class as it was; may be called again."""
+        for wrap in self._wraps:
+            wrap.detach()
 
     def unhooked(self, stack: Iterable[nn.Module]) -> nn.Module | None:
         """A module that has a formula, but is not part of the model: its hidden work is not counted."""
@@ -61,8 +56,11 @@ class OpaqueModules:
         """True when one of these modules is opaque: what runs inside is already counted."""
         return bool(self._ids) and any(id(m) in self._ids for m in stack)
 
-    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._on_call(module, args, kwargs, output)
+    def _around_call(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = call(module, *args, **kwargs)
+        if id(module) in self._ids:
+            self._on_call(module, args, kwargs, output)
+        return output
 
 
 class BackwardPasses:
@@ -84,12 +82,11 @@ class BackwardPasses:
         for node in {t.grad_fn for t in outputs if t.grad_fn is not None}:
             self._handles.append(node.register_prehook(reached))
 
-    def __enter__(self) -> BackwardPasses:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def detach(self) -> None:
+        """Watch no more; may be called again."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 def gradients_wanted(module: nn.Module, inputs: Iterable[Any], *, input_factor: int = 1) -> int:

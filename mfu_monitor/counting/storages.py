@@ -19,6 +19,10 @@ class ByStorage(Generic[T]):
     def __init__(self) -> None:
         self._known: dict[int, tuple[StorageWeakRef, T]] = {}
 
+    def __reduce__(self) -> tuple[type[ByStorage[T]], tuple[()]]:
+        # A copy of a StorageWeakRef frees the same reference a second time: the heap is corrupt from there on.
+        return type(self), ()
+
     def __bool__(self) -> bool:
         return bool(self._known)
 

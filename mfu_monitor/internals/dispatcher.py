@@ -6,6 +6,7 @@ step stays as it is and composite operators without a formula are reported as no
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -13,7 +14,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_composite", "runs_composite", "without_dispatch_modes"]
+__all__ = [
+    "ModeSeat",
+    "is_composite",
+    "modes_on_stack",
+    "remove_mode",
+    "runs_composite",
+    "without_dispatch_modes",
+]
 
 _WHOLE = (
     "CompositeExplicitAutogradNonFunctional",
@@ -74,3 +82,65 @@ def without_dispatch_modes() -> AbstractContextManager[Any]:
 
     disable = getattr(_python_dispatch, "_disable_current_modes", None)
     return nullcontext() if disable is None else disable()
+
+
+class ModeSeat:
+    """A dispatch mode's place on the stack of the thread that enters it; it is left by identity, in any order.
+
+    ``TorchDispatchMode.__exit__`` takes off whatever lies on top, and restores flags that all threads share as they
+    were on entry, wrongly where modes are not left in the order in which they were entered.
+
+    Args:
+        mode: the mode.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._entered: tuple[int, list[Any]] | None = None
+
+    def __enter__(self) -> None:
+        """Put the mode on top of this thread's stack."""
+        from torch.utils import _python_dispatch as modes
+
+        self._entered = (threading.get_ident(), modes_on_stack())
+        modes._push_mode(self._mode)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.leave()
+
+    def leave(self) -> bool:
+        """Take the mode off, whatever lies above it; may be called again.
+
+        Returns:
+            False where it was not there any more: it is on the stack of another thread, or a mode that was entered
+            before it was left meanwhile and took it off in its own place. That one is taken off instead.
+        """
+        entered, self._entered = self._entered, None
+        is_found = remove_mode(self._mode)
+        if not is_found and entered is not None and entered[0] == threading.get_ident():
+            next(filter(remove_mode, reversed(entered[1])), None)
+        return is_found or entered is None
+
+
+def modes_on_stack() -> list[Any]:
+    """The dispatch modes of this thread, the outermost first."""
+    from torch.utils import _python_dispatch
+
+    return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def remove_mode(mode: Any) -> bool:
+    """Take exactly this mode off this thread's stack, whatever lies above it; False where it is not there."""
+    from torch.utils import _python_dispatch as modes
+
+    if not any(other is mode for other in modes_on_stack()):
+        return False
+    above: list[Any] = []
+    try:
+        while not above or above[-1] is not mode:
+            above.append(modes._pop_mode())
+    finally:  # one line each, so that Ctrl-C finds no mode in nobody's hands
+        above[:] = [other for other in above if other is not mode]
+        while above:
+            modes._push_mode(above.pop())
+    return True

@@ -175,9 +175,8 @@ class StepCounter:
     def _enter(self, batch: Any) -> None:
         if self._padding is None:
             self._measure_padding_share(batch)
-        counter = self._make_counter(self._model)
-        counter.__enter__()
-        self._counter = counter
+        self._counter = self._make_counter(self._model)  # kept first: Ctrl-C may strike while it is entered
+        self._counter.__enter__()
 
     @guarded("padding")
     def _measure_padding_share(self, batch: Any) -> None:
@@ -250,6 +249,11 @@ class StepCounter:
         self.ledger.add_step(self._entry, self._counts, is_excluded=is_excluded, optimizer_step=optimizer_step)
         if self._padding is not None and not is_excluded and self._padding_sums is not None:
             self._padding.add(self._padding_sums)
+
+    @property
+    def is_counting(self) -> bool:
+        """True while a counter is entered."""
+        return self._counter is not None
 
     def abort(self, exc_info: Any = _NO_EXCEPTION) -> None:
         """The step is not finished: nothing of it counts, and nothing of ours stays behind."""

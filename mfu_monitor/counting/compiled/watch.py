@@ -22,6 +22,7 @@ import torch
 
 from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
 from mfu_monitor.counting.compiled.inline import inline_subgraphs
+from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
 
@@ -75,44 +76,32 @@ class CompiledGraphWatch:
     def __init__(self, on_run: OnRun, on_unknown: OnUnknown) -> None:
         self._on_run = on_run
         self._on_unknown = on_unknown
-        self._original: Any = None
         self._local = threading.local()
+        graph_class = _graph_class()
+        self._wrap = None if graph_class is None else Wrap(graph_class, "__call__", self._around_run)
 
     @property
     def is_inside_known_graph(self) -> bool:
         """True on a thread that runs a graph which ``on_run`` was given: its operators are already counted."""
         return bool(getattr(self._local, "depth", 0))
 
+    def _around_run(self, call: Callable[..., Any], compiled: Any, inputs: Sequence[Any]) -> Any:
+        known = self._tell(compiled, inputs)
+        self._local.depth = getattr(self._local, "depth", 0) + known
+        try:
+            return call(compiled, inputs)
+        finally:
+            self._local.depth -= known
+
     def attach(self) -> None:
         """Start to watch; does nothing where no compiler is there."""
-        graph_class = _graph_class()
-        if graph_class is None or self._original is not None:
-            return
-        original = self._original = graph_class.__call__
-        watch = self
-
-        def watched_call(compiled: Any, inputs: Sequence[Any]) -> Any:
-            known = watch._tell(compiled, inputs)
-            watch._local.depth = getattr(watch._local, "depth", 0) + known
-            try:
-                return original(compiled, inputs)
-            finally:
-                watch._local.depth -= known
-
-        graph_class.__call__ = watched_call
+        if self._wrap is not None:
+            self._wrap.attach()
 
     def detach(self) -> None:
-        """Put the compiler's own method back."""
-        if self._original is not None:
-            _graph_class().__call__ = self._original
-            self._original = None
-
-    def __enter__(self) -> CompiledGraphWatch:
-        self.attach()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.detach()
+        """Leave the compiler's own method as it was; may be called again."""
+        if self._wrap is not None:
+            self._wrap.detach()
 
     def _tell(self, compiled: Any, inputs: Sequence[Any]) -> bool:
         try:
