@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +34,11 @@ _MAX_DEPTH = 6
 """Nesting of a batch that is followed; deeper ones are cut, which also ends cycles."""
 _MAX_LIST = 64
 """Lists longer than this hold samples, not fields; only their length is read."""
+_LEAVES = (
+    *(str, bytes, int, float, bool, complex, type(None), type),
+    *(ModuleType, FunctionType, MethodType, BuiltinFunctionType),
+)
+_ARRAYS = ("numpy", "jax", "jaxlib", "cupy", "tensorflow")
 _INTEGER_DTYPES = frozenset(
     {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 )
@@ -84,9 +92,9 @@ def batch_counts(batch: Any, *, read_contents: bool = True) -> BatchCounts:
 
 def _are_micro_batches(batch: Any) -> bool:
     """A list of batches: of mappings that each have tokens, or of tuples alike in number and dtypes of tensors."""
-    if not isinstance(batch, list) or not 2 <= len(batch) <= _MAX_LIST:
+    if type(batch) is not list or not 2 <= len(batch) <= _MAX_LIST:
         return False
-    if all(isinstance(part, Mapping) for part in batch):
+    if all(issubclass(type(part), Mapping) for part in batch):
         return all(_field(part, "input_ids") is not None for part in batch)
     kinds = {_tensor_kinds(part) for part in batch}
     return len(kinds) == 1 and None not in kinds
@@ -124,13 +132,25 @@ def _count_on_cpu(tensor: torch.Tensor | None, ignored: int) -> int | None:
 
 def _field(batch: Any, name: str) -> torch.Tensor | None:
     """A tensor of the batch by key or attribute; looks into a sequence's first element too: ``(inputs, labels)``."""
-    if isinstance(batch, Mapping):
-        value = batch.get(name)
-    elif isinstance(batch, list | tuple) and not hasattr(batch, name):
-        return _field(batch[0], name) if batch and not isinstance(batch[0], torch.Tensor) else None
-    else:
-        value = None if isinstance(batch, torch.Tensor) else getattr(batch, name, None)
-    return value if isinstance(value, torch.Tensor) else None
+    kind = type(batch)
+    if _is_tensor(batch) or issubclass(kind, _LEAVES):
+        return None
+    value = dict.get(batch, name) if issubclass(kind, dict) else _attributes(batch).get(name)
+    if value is None and issubclass(kind, list | tuple):
+        value = _item(batch, name)
+        return value if _is_tensor(value) else None if value is None else _field(value, name)
+    if value is None and issubclass(kind, UserDict):
+        return _field(_attributes(batch).get("data"), name)
+    return value if _is_tensor(value) else None
+
+
+def _item(batch: Any, name: str) -> Any:
+    """The item of this name of a named tuple; of another sequence its first item, where that may hold the name."""
+    base, names = (list, ()) if issubclass(type(batch), list) else (tuple, getattr(type(batch), "_fields", ()))
+    if name in names:
+        return base.__getitem__(batch, names.index(name))
+    first = base.__getitem__(batch, 0) if base.__len__(batch) else None
+    return None if _is_tensor(first) else first
 
 
 def _integer_tokens(batch: Any) -> torch.Tensor | None:
@@ -167,28 +187,50 @@ def _samples(batch: Any) -> int | None:
     first = next(_tensors(batch), None)
     if first is not None:
         return int(first.size(0)) if first.ndim else None
-    return len(batch) if isinstance(batch, list | tuple) and batch else None
+    base: Any = next((kind for kind in (list, tuple) if issubclass(type(batch), kind)), None)
+    return None if base is None else base.__len__(batch) or None
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
+    if _is_tensor(batch):
         yield batch
     elif depth < _MAX_DEPTH:
-        for part in _parts(batch):
+        for _, part in _parts(batch):
             yield from _tensors(part, depth + 1)
 
 
-def _parts(batch: Any) -> Iterator[Any]:
-    """The values that a container of any usual kind holds, in order; nothing for leaves."""
-    if isinstance(batch, Mapping):
-        return iter(batch.values())
-    if isinstance(batch, list | tuple):
-        return iter(batch[:1] if len(batch) > _MAX_LIST else batch)
-    if batch is None or isinstance(batch, str | bytes | int | float | bool):
-        return iter(())
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return iter([getattr(batch, f.name, None) for f in dataclasses.fields(batch)])
-    return iter(list(getattr(batch, "__dict__", {}).values()))
+def _is_tensor(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor)  # `isinstance` would ask the object for its class
+
+
+def _parts(batch: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and values that a container of any usual kind holds, in order; nothing for leaves.
+
+    Nothing of the user's runs: no property, no ``__getitem__``, no ``__iter__``. They may load, draw or augment.
+    """
+    kind = type(batch)
+    if issubclass(kind, dict):
+        return list(dict.items(batch))
+    if issubclass(kind, list | tuple):
+        base: Any = list if issubclass(kind, list) else tuple
+        items = base.__iter__(batch)
+        return enumerate([next(items)] if base.__len__(batch) > _MAX_LIST else items)
+    return () if issubclass(kind, _LEAVES) else list(_attributes(batch).items())
+
+
+def _attributes(batch: Any) -> dict[str, Any]:
+    """What an object keeps in its ``__dict__`` and its slots."""
+    try:
+        own = object.__getattribute__(batch, "__dict__")
+    except AttributeError:
+        own = {}
+    found = dict(own) if type(own) is dict else {}
+    for kind in type(batch).__mro__[:-1]:
+        for name, slot in vars(kind).items():
+            if type(slot) is MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # a slot that holds nothing
+                    found[name] = slot.__get__(batch)
+    return found
 
 
 def batch_signature(batch: Any) -> Hashable:
@@ -205,19 +247,29 @@ def batch_signature(batch: Any) -> Hashable:
 
 
 def _signature(batch: Any, depth: int) -> Hashable:
-    if isinstance(batch, torch.Tensor):
+    kind = type(batch)
+    if issubclass(kind, torch.Tensor):
         return _tensor_signature(batch)
-    if isinstance(batch, dict):
-        return (
-            tuple([(key, _signature(value, depth + 1)) for key, value in batch.items()]) if depth < _MAX_DEPTH else ()
-        )
-    if batch is None or isinstance(batch, str | bytes | int | float):
+    if kind in _LEAVES or depth >= _MAX_DEPTH:
         return None
-    if isinstance(batch, list | tuple):
-        if depth >= _MAX_DEPTH or len(batch) > _MAX_LIST:
-            return len(batch)
-        return tuple([_signature(value, depth + 1) for value in batch])
-    return _other_signature(batch, depth)
+    if issubclass(kind, list | tuple):
+        base: Any = list if issubclass(kind, list) else tuple
+        if base.__len__(batch) > _MAX_LIST:
+            return base.__len__(batch)  # type: ignore[no-any-return]
+        return tuple([_signature(value, depth + 1) for value in base.__iter__(batch)])
+    if _is_array(kind):
+        return (tuple(batch.shape), str(batch.dtype))
+    return tuple([(_plain_key(key), _signature(value, depth + 1)) for key, value in _parts(batch)])
+
+
+def _plain_key(key: Any) -> Hashable:
+    """Keys of other types than these may compare and hash in ways of their own."""
+    return key if type(key) in (str, int, type(None)) else type(key).__qualname__
+
+
+def _is_array(kind: type) -> bool:
+    """An array of a library whose shape and dtype are known to be plain to read."""
+    return kind.__name__ in ("ndarray", "ArrayImpl", "EagerTensor") and kind.__module__.split(".")[0] in _ARRAYS
 
 
 def _tensor_signature(tensor: torch.Tensor) -> Hashable:
@@ -226,16 +278,6 @@ def _tensor_signature(tensor: torch.Tensor) -> Hashable:
         shape = tuple(values.shape) if values is not None else (tensor.dim(), tensor.numel())
         return ("nested", shape, tensor.dtype, tensor.requires_grad)
     return (tensor.shape, tensor.dtype, tensor.requires_grad)
-
-
-def _other_signature(batch: Any, depth: int) -> Hashable:
-    if depth >= _MAX_DEPTH:
-        return None
-    if isinstance(batch, Mapping):
-        return tuple([(str(key), _signature(batch[key], depth + 1)) for key in batch])
-    if hasattr(batch, "shape") and hasattr(batch, "dtype"):  # an array of another library
-        return (tuple(batch.shape), str(batch.dtype))
-    return tuple([_signature(part, depth + 1) for part in _parts(batch)])
 
 
 def resolve_tokens_function(spec: str | Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

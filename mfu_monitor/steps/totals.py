@@ -114,9 +114,14 @@ class SignatureEntry:
         return self.is_provisional or any(other.is_provisional for other in self.others.values())
 
     def add_record(self, record: StepRecord, *, is_provisional: bool) -> None:
-        """Take a count. A provisional one (something compiled in the step) gives way to the next."""
-        if self.is_provisional:
+        """Take a count. A provisional one (something compiled in the step) gives way to the next.
+
+        So does one that missed work: its mean with a whole count would be neither a count nor a bound.
+        """
+        if self.is_provisional or (self.record is not None and self.record.is_lower_bound != record.is_lower_bound):
+            self.has_ever_varied |= not self.is_provisional
             self.recent.clear()
+            self.equal_counts = 0
         amounts = _amounts_of(record)
         is_equal = bool(self.recent) and amounts == self.recent[-1]
         self.has_ever_varied |= bool(self.recent) and not is_equal
