@@ -17,8 +17,11 @@ from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.self_check import failed_capabilities
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.internals.constructors import ConstructorsBelow
 
 __all__ = ["FlopCounter"]
+
+_CONSTRUCTORS = ConstructorsBelow(CountingMode)
 
 MODE_TAKEN_OFF = (
     "the counter's dispatch mode was not where it was put: a mode that was entered before the step was left within it, "
@@ -126,6 +129,7 @@ class _Installed:
         self._eager.enter_context(eager_where_guards_notice_us())
         observer.compiled_graphs.attach()
         observer.opaque.attach()
+        _CONSTRUCTORS.attach(self)
         mode.__enter__()
 
     def leave(self) -> None:
@@ -137,6 +141,7 @@ class _Installed:
             stack.callback(observer.compiled_graphs.detach)
             stack.callback(observer.opaque.detach)
             stack.callback(observer.opaque_backward.detach)
+            stack.callback(_CONSTRUCTORS.detach, self)
             stack.callback(self._leave_mode, observer)
         _active.discard(self)
 
