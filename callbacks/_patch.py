@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+
+from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["wrap_method"]
 
@@ -26,41 +27,11 @@ def wrap_method(owner: Any, name: str, around: Callable[..., AbstractContextMana
         A function that takes the wrapper away and brings back what was there. If somebody else has wrapped the method
         since, their wrapper stays.
     """
-    original = getattr(owner, name)
-    had_own = name in owner.__dict__
-    wrapper = _Wrapper(original, around)
 
-    def restore() -> None:
-        wrapper.is_active = False
-        if owner.__dict__.get(name) is not wrapper:
-            return
-        if had_own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    def inside(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with around(*args, **kwargs):
+            return call(*args, **kwargs)
 
-    setattr(owner, name, wrapper)
-    return restore
-
-
-class _Wrapper:
-    """Calls the original inside a context manager. An object and no closure, so that it decides how it is copied."""
-
-    def __init__(self, original: Callable[..., Any], around: Callable[..., AbstractContextManager[None]]) -> None:
-        functools.update_wrapper(self, original)
-        self._original, self._around = original, around
-        self.is_active = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_active:
-            return self._original(*args, **kwargs)
-        with self._around(*args, **kwargs):
-            return self._original(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A bound method is copied together with its object: the copy of a trainer must not call the first one's.
-        return _itself, (self._original,)
-
-
-def _itself(value: Any) -> Any:
-    return value
+    wrap = Wrap(owner, name, inside)
+    wrap.attach()
+    return wrap.detach

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,9 @@ def _callback_bases() -> tuple[type, ...]:
         )
     return tuple(dict.fromkeys(bases))
 
+
+_WAITING: weakref.WeakSet[MFUMonitor] = weakref.WeakSet()
+"""Monitors whose run has not ended: those may meet in one trainer."""
 
 _Callback: Any = type("_Callback", _callback_bases(), {})
 
@@ -146,6 +151,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._pauses: list[str] = []
         self._unwrap: list[Callable[[], None]] = []
         self._sees_fetches = False
+        taken = {other._number for other in _WAITING}
+        self._number: int = next(number for number in itertools.count(1) if number not in taken)
+        _WAITING.add(self)
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint keeps the state: another one for each monitor of a trainer, as Lightning asks."""
+        name = type(self).__qualname__
+        return name if self._number == 1 else f"{name}#{self._number}"
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also one that is sent to a spawned process, has the options and totals; it measures nothing yet."""
@@ -275,6 +289,15 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         self._is_state_of_past_run = False
 
     @guarded_hook
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Take the state also where another monitor waits for its run and changed the number of this one."""
+        states = checkpoint.get("callbacks") or {}
+        name = type(self).__qualname__
+        saved = [key for key in states if isinstance(key, str) and key.partition("#")[0] == name]
+        if len(saved) == 1 and self.state_key not in states:
+            self.load_state_dict(states[saved[0]])
+
+    @guarded_hook
     def _keep_state(self) -> None:
         if (monitor := self._measuring) is not None:
             self._state = monitor.state_dict()
@@ -394,8 +417,10 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
                 trainer.progress_bar_metrics[name] = float(value)
 
     def _release(self) -> None:
+        _WAITING.discard(self)
         while self._unwrap:
-            self._unwrap.pop()()
+            self._unwrap[-1]()
+            self._unwrap.pop()
         if (monitor := self._measuring) is None:
             return
         self._resume_all()

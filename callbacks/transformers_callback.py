@@ -128,6 +128,8 @@ class MFUCallback(Guarded, TrainerCallback):
         for name, make in around.items():
             if hasattr(trainer, name):
                 self._restore.append(wrap_method(trainer, name, make))
+        # What the trainer does between epochs lies in none of these; the events of other callbacks may raise there.
+        self._restore.append(wrap_method(trainer.callback_handler, "call_event", self._undone_on_error))
         backward = functools.partial(self._during, "backward", "other")
         self._restore.append(wrap_method(trainer.accelerator, "backward", backward))
 
