@@ -20,7 +20,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare faults bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ $(COMPARE)/.installed: pyproject.toml constraints.txt
 	  $(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$tool || true; \
 	done
 	@touch $@
+
+faults: $(STAMP) ## Ctrl-C at every line of ours in a counted step; the tests take a sample of them
+	MFU_MONITOR_ALL_FAULTS=1 $(PYTEST) tests/test_interrupts.py tests/test_monitor_faults.py
 
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py
