@@ -79,6 +79,8 @@ class UtilizationReading(PlainTypes):
     exactness: str = "exact"
     """``"exact"``, ``"presumed"`` (counted once or twice), ``"sampled"`` (counts differ), ``"lower_bound"`` (something
     uncounted ran), ``"upper_bound"`` or ``"unknown"``; two of them: ``"lower_bound+sampled"``."""
+    not_known: str | None = None
+    """Why the reading of a world of several ranks is a bound or less; None in a world of one."""
 
     @property
     def first_step(self) -> int:
@@ -147,6 +149,7 @@ def read_utilization(
         world_peak_flops_per_s=world_peak,
         convention=convention,
         exactness=_exactness(window),
+        not_known=_not_known(window),
         **_peak_fields(peak),
     )
 
@@ -272,8 +275,33 @@ def _exactness(window: StepWindow) -> str:
         return "unknown"
     label = window.counts_label or ("sampled" if window.is_sampled else "exact")
     if window.is_lower_bound and label not in ("lower_bound", "upper_bound", "unknown"):
-        return "lower_bound+sampled" if label == "sampled" else "lower_bound"
-    return label
+        label = "lower_bound+sampled" if label == "sampled" else "lower_bound"
+    return label if window.world_size == 1 else _exactness_of_world(label, window.world_counts_label)
+
+
+def _exactness_of_world(own: str, weakest: str | None) -> str:
+    """A sum over ranks holds repeated work once a rank, so it is an upper bound at best.
+
+    Where work of some rank is missing as well, or nobody knows, the sum can lie on either side of the truth.
+    """
+    labels = {*own.split("+"), weakest or "unknown"}
+    if labels & {"lower_bound", "unknown"}:
+        return "unknown"
+    return "upper_bound+sampled" if "sampled" in labels else "upper_bound"
+
+
+REPEATS_UNKNOWN = (
+    "whether ranks repeat each other's work or read the same batch is not known: work and tokens that several ranks "
+    "share are in the world's sums once per rank, so these are upper bounds"
+)
+MISSING_WORK = "; some rank also ran work that was not counted, so the sums can lie on either side of the truth"
+
+
+def _not_known(window: StepWindow) -> str | None:
+    if window.world_size == 1 or window.world_counts_label is None:
+        return None  # nothing to say, or no sums: the reading has a reason for that
+    has_gaps = _exactness(window) == "unknown"
+    return REPEATS_UNKNOWN + (MISSING_WORK if has_gaps else "") + "."
 
 
 def _peak_fields(peak: DevicePeak | None) -> dict[str, Any]:

@@ -281,6 +281,31 @@ def test_a_label_is_never_better_than_what_is_known(flags: dict[str, Any], label
 
 
 @pytest.mark.parametrize(
+    ("own", "weakest", "label"),
+    [
+        ("exact", "exact", "upper_bound"),
+        ("presumed", "exact", "upper_bound"),
+        ("exact", "presumed", "upper_bound"),
+        ("exact", "sampled", "upper_bound+sampled"),
+        ("exact", "lower_bound", "unknown"),
+        ("lower_bound", "lower_bound", "unknown"),
+        ("exact", "unknown", "unknown"),
+        ("exact", None, "unknown"),
+    ],
+)
+def test_no_sum_over_ranks_is_exact_while_repeated_work_is_not_known(own: str, weakest: str | None, label: str) -> None:
+    world = window(world_size=2, world_model_flops=1600, counts_label=own, world_counts_label=weakest)
+    reading = read_utilization(world, PEAK)
+    assert reading.exactness == label
+    assert (reading.not_known is None) == (weakest is None)
+    assert weakest is None or ("either side" in str(reading.not_known)) == (label == "unknown")
+
+
+def test_a_world_of_one_repeats_nothing() -> None:
+    assert read_utilization(window(), PEAK).not_known is None
+
+
+@pytest.mark.parametrize(
     ("elapsed_s", "rate", "flops"),
     [(1e-166, 1e-166, 600), (1e-300, 1e300, 10**400), (1e-308, 1e308, 10**308), (5e-324, 1.0, 600), (1.0, 5e-324, 6)],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mfu_monitor.internals.rendezvous import all_ranks_come, default_store
 from mfu_monitor.timing.step_window import StepWindow
 
 __all__ = ["RankExchange", "StopAgreement", "pack_window", "unknown_row", "world_fields"]
@@ -25,12 +26,19 @@ _FIELDS = (
     "samples",
     "peak_flops_per_s",
     "wants_stop",
+    "label",
 )
+_LABELS = ("exact", "presumed", "sampled", "upper_bound", "lower_bound", "unknown")
+"""What a rank knows of its counts, on the wire as the place in this order: from the strongest to the weakest."""
 _UNKNOWN = -1
 """On the wire only: an integer tensor has no None."""
 _LARGEST = 2**63 - 1
 _TIMEOUT = timedelta(minutes=5)
-"""For making the group and for each collective. Ranks that never come (a monitor on rank 0 only) cost this once."""
+"""For making the group and for each collective."""
+_PATIENCE_S = 10.0
+"""For the ranks to come to the start of training. Ranks that never come (a monitor on rank 0 only) cost this once."""
+_JOINED: list[str] = []
+"""Names of the starts of training in this process, one each, so that no two share a decision."""
 
 Row = Mapping[str, int | None]
 
@@ -49,6 +57,7 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_sto
         "samples": window.samples,
         "peak_flops_per_s": None if peak_flops_per_s is None else round(peak_flops_per_s),
         "wants_stop": int(wants_stop),
+        "label": _LABELS.index(_label(window)),
     }
     return [_sendable(values[name]) for name in _FIELDS] if is_valid else unknown_row(wants_stop=wants_stop)
 
@@ -56,6 +65,13 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_sto
 def unknown_row(*, wants_stop: bool = False) -> list[int]:
     """What a rank sends that has nothing to report: it takes part all the same, or the others' order would break."""
     return [int(wants_stop) if name == "wants_stop" else _UNKNOWN for name in _FIELDS]
+
+
+def _label(window: StepWindow) -> str:
+    label = window.counts_label or ("sampled" if window.is_sampled else "exact")
+    if label not in _LABELS or (label == "upper_bound" and window.is_lower_bound):
+        return "unknown"
+    return "lower_bound" if window.is_lower_bound and label != "unknown" else label
 
 
 def _nanoseconds(seconds: float | None) -> int | None:
@@ -86,6 +102,7 @@ def world_fields(rows: Sequence[Sequence[int]], *, rank: int) -> dict[str, Any]:
         "world_size": len(ranks),
         **{f"world_{name}": _sum_for_steps(ranks, name, rank) for name in _SUMMED},
         "world_peak_flops_per_s": _sum_of_peaks(ranks),
+        "world_counts_label": _weakest_label(ranks),
         "slowest_rank": None if busy is None else max(range(len(busy)), key=busy.__getitem__),
         "rank_spread": None if not busy or not sum(busy) else (max(busy) - min(busy)) * len(busy) / sum(busy),
     }
@@ -108,6 +125,15 @@ def _sum_for_steps(ranks: Sequence[Row], name: str, rank: int) -> int | None:
 def _sum_of_peaks(ranks: Sequence[Row]) -> float | None:
     peaks = [row["peak_flops_per_s"] for row in ranks]
     return float(sum(p for p in peaks if p)) if peaks and all(peaks) else None
+
+
+def _weakest_label(ranks: Sequence[Row]) -> str | None:
+    """Of all ranks' counts; an upper bound plus a lower one is neither. None where a rank has none."""
+    places = [row["label"] for row in ranks]
+    labels = {_LABELS[place] for place in places if place is not None}
+    if None in places:
+        return None
+    return "unknown" if {"upper_bound", "lower_bound"} <= labels else max(labels, key=_LABELS.index)
 
 
 def _busy_s_per_step(ranks: Sequence[Row]) -> list[float] | None:
@@ -198,13 +224,14 @@ class RankExchange:
         """Make the group, on all ranks at the same point of the program. None in a world of one.
 
         Raises:
-            RuntimeError: the group could not be made (no gloo in this torch, or a rank that never came).
+            RuntimeError: the group could not be made (no gloo in this torch), or another rank never came here.
         """
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return None
         if dist.get_backend() == "fake":  # torch's stand-in for tests: its other ranks do not exist
             return None
         world_size = dist.get_world_size()
+        _agree_to_join(world_size)
         # Local synchronisation names the group by its ranks: the counter that names the user's groups is not moved.
         group = dist.new_group(
             list(range(world_size)), timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True
@@ -235,3 +262,14 @@ class RankExchange:
             work.wait()  # complete already: raises what went wrong in it
             windows.append([row.tolist() for row in rows])
         return windows
+
+
+def _agree_to_join(world_size: int) -> None:
+    """Making a group waits five minutes for a rank that never comes, so the ranks agree first."""
+    _JOINED.append(f"start{len(_JOINED)}")
+    store = default_store()
+    if store is not None and not all_ranks_come(store, _JOINED[-1], world_size=world_size, patience_s=_PATIENCE_S):
+        raise RuntimeError(
+            f"not all {world_size} ranks started the monitor within {_PATIENCE_S:g} s of each other, so there are no "
+            "metrics of the world; add the monitor on every rank"
+        )

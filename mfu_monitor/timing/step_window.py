@@ -96,6 +96,8 @@ class StepWindow(PlainTypes):
     """What the driver says holds the clock down, ``()`` if nothing, None if nobody was asked."""
     padding_share: float | None = None
     """Share of ``tokens`` that are padding: the window's with ``count_padding``, else that of the last counted step."""
+    world_counts_label: str | None = None
+    """The weakest ``counts_label`` of a rank; None where the ranks were not gathered."""
 
     @property
     def active_precision(self) -> str | None:

@@ -65,6 +65,28 @@ def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
     assert world_fields(rows, rank=0)["world_peak_flops_per_s"] is None
 
 
+@pytest.mark.parametrize(
+    ("other", "label"),
+    [
+        ({"counts_label": "exact"}, "exact"),
+        ({"counts_label": "presumed"}, "presumed"),
+        ({"counts_label": "sampled"}, "sampled"),
+        ({"counts_label": "presumed", "is_lower_bound": True}, "lower_bound"),
+        ({"counts_label": "upper_bound", "is_lower_bound": True}, "unknown"),
+        ({"counts_label": "upper_bound"}, "upper_bound"),
+    ],
+)
+def test_every_rank_knows_the_weakest_label_of_all(other: dict[str, Any], label: str) -> None:
+    rows = [pack_window(window(counts_label="exact"), 1e12), pack_window(window(**other), 1e12)]
+    assert [world_fields(rows, rank=rank)["world_counts_label"] for rank in (0, 1)] == [label, label]
+
+
+def test_an_upper_bound_plus_a_lower_bound_is_unknown() -> None:
+    labels = ("upper_bound", "lower_bound")
+    rows = [pack_window(window(counts_label=label), 1e12) for label in labels]
+    assert world_fields(rows, rank=0)["world_counts_label"] == "unknown"
+
+
 def test_a_rank_that_failed_leaves_all_unknown_and_nothing_zero() -> None:
     fields = world_fields([pack_window(window(), 1e12), unknown_row()], rank=0)
     assert {name: value for name, value in fields.items() if value is not None} == {"world_size": 2}
@@ -166,6 +188,17 @@ class Counter:
                       totals=FlopTotals(model_flops=100 * (rank + 1)))
         self.record = StepRecord(ops=(op,))
 
+if case == "alone" and rank == 1:  # a monitor on rank 0 only
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps({}))
+    sys.exit()
+if case == "alone":
+    import mfu_monitor.timing.ranks
+    mfu_monitor.timing.ranks._PATIENCE_S = 0.2
+    new_group = []
+    dist.new_group = lambda *_, **__: new_group.append(1)
+
 sink = Sink()
 monitor = mm.Monitor(nn.Linear(2, 2), log_every_n_steps=5, max_overhead=0.0, sinks=[sink],
                      peak=1e9 * (rank + 1), counter_factory=lambda model: Counter(), stop_on_alert=case == "stops")
@@ -179,7 +212,8 @@ for step in range(40 if case == "stops" else 20):
     if monitor.should_stop:
         break
 monitor.close()
-print(json.dumps({"last_step": step, "calls": len(calls), "readings": sink.readings}))
+groups = len(globals().get("new_group", []))
+print(json.dumps({"last_step": step, "calls": len(calls), "groups": groups, "readings": sink.readings}))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -223,6 +257,14 @@ def test_a_rank_whose_monitor_failed_takes_part_and_the_world_is_unknown(tmp_pat
     assert healthy["readings"][0]["mfu"] is not None
     assert healthy["readings"][-1]["mfu"] is None
     assert "other 1 ranks" in healthy["readings"][-1]["reason"]
+
+
+def test_a_monitor_on_one_rank_of_two_makes_no_group_and_says_what_is_not_known(tmp_path: Path) -> None:
+    alone, _ = _two_ranks(tmp_path, "alone")
+    assert alone["calls"] == alone["groups"] == 0
+    assert [r["window"]["last_step"] for r in alone["readings"]] == [4, 9, 14, 19]
+    assert {r["mfu"] for r in alone["readings"]} == {None}
+    assert {r["exactness"] for r in alone["readings"]} == {"unknown"}
 
 
 def test_two_ranks_stop_after_the_same_step_though_only_one_wants_to(tmp_path: Path) -> None:
