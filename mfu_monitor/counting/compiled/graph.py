@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -83,6 +83,8 @@ class GraphNode:
     spec: TensorSpec | None
     inputs: tuple[str, ...]
     """Names of the nodes it reads."""
+    code: str = ""
+    """The line of the user's or of torch's own code that it comes from, as the text's comments say."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class TextGraph:
     outputs: tuple[str | None, ...]
     """Names in order; None for an output that is not a tensor of the graph."""
     subgraphs: dict[str, ast.ClassDef] = field(default_factory=dict)
+    origins: frozenset[str] | None = None
+    """Operators that its fused kernels were made of, before decomposition; None where that is not known."""
 
     def depends_on(self, roots: Sequence[str]) -> frozenset[str]:
         """Names of all nodes that depend on one of ``roots``, the roots included."""
@@ -125,7 +129,19 @@ def parse_graph(text: str) -> TextGraph:
     classes = [item for item in module.body if isinstance(item, ast.ClassDef)]
     if not classes:
         raise GraphParseError("the compiled graph's text holds no class")
-    return parse_class(classes[0])
+    return _with_code(parse_class(classes[0]), text)
+
+
+def _with_code(graph: TextGraph, text: str) -> TextGraph:
+    """The graph with the line of code that each node comes from."""
+    code, by_line = "", {}
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            code = stripped.partition(", code: ")[2]
+        by_line[number] = code
+    nodes = {name: replace(node, code=by_line.get(node.call.lineno, "")) for name, node in graph.nodes.items()}
+    return replace(graph, nodes=nodes)
 
 
 def parse_class(graph: ast.ClassDef) -> TextGraph:

@@ -29,6 +29,10 @@ _FLEX: dict[str, Callable[..., OpCost]] = {
 }
 _BOTH_GRADIENTS = "transformers::grouped_mm_fallback_backward"
 """Computes the gradients of input and weight whatever is asked for."""
+UNREAD_CONTENT = (
+    "a compiled graph makes an attention mask or lengths of documents that cannot be read; what attends is not known, "
+    "so its call is executed work and no model work"
+)
 _STRUCTURE = ("getitem", "self", "expression")
 _VIEWS = tuple(
     f"aten.{name}"
@@ -97,7 +101,7 @@ def count_graph(
     attention = find_attention(graph, values, dict(known_scores))
     tangents = graph.depends_on(_incoming_gradients(graph, root_gradients))
     run = CompiledRun(scores=attention.scores)
-    decomposed = decomposed_products(graph, values)
+    decomposed, run.notes = decomposed_products(graph, values)
     priced: set[str] = set()
     for node in graph.nodes.values():
         if node.target in _STRUCTURE or node.target.startswith(_VIEWS):
@@ -106,6 +110,7 @@ def count_graph(
         cost = OpCost(decomposed[node.name]) if is_fused else _cost_of(graph, node, values, run)
         if cost is None:
             continue
+        cost = _less_assumed(cost, run)
         if node.name in attention.shares:
             cost = split_by_attended(cost, attention.shares[node.name])
         cost = _less_padding(cost, unpadded_share(graph, node, values))
@@ -134,6 +139,19 @@ def _less_padding(cost: OpCost, share: Fraction) -> OpCost:
     palm = None if cost.palm_flops is None else int(cost.palm_flops * share)
     return dataclasses.replace(
         cost, flops=cost.flops - padding, palm_flops=palm, masked_flops=cost.masked_flops + padding
+    )
+
+
+def _less_assumed(cost: OpCost, run: CompiledRun) -> OpCost:
+    """Without what a formula had to assume: a mask made in the graph has no contents, so no pair is surely attended."""
+    if cost.note is None:
+        return cost
+    run.notes.append(UNREAD_CONTENT)
+    return dataclasses.replace(
+        cost,
+        flops=0,
+        palm_flops=cost.flops if cost.palm_flops is None else cost.palm_flops,
+        masked_flops=cost.flops + cost.masked_flops,
     )
 
 

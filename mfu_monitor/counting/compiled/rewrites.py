@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
@@ -103,50 +104,103 @@ def _cut_result(graph: TextGraph, node: GraphNode, values: GraphValues) -> tuple
 
 # --- products run as elementwise code --------------------------------------------------------------------------------
 
+UNTOLD_PRODUCT = (
+    "a compiled graph multiplies where it cannot be told whether the user wrote a matmul or a multiplication; it is "
+    "left out"
+)
+VANISHED_PRODUCT = "a compiled kernel was made of a product of vectors that its graph does not show; it is left out"
+_VECTOR_PRODUCTS = frozenset({"mv", "addmv", "dot", "vdot", "addr"})
+"""No library call is left of these: each is a multiplication in the graph."""
+_WRITTEN_PRODUCT = re.compile(r"@|\b(?:matmul|mm|bmm|mv|dot|vdot|addr|addmm|addmv|baddbmm|addbmm|linear|bilinear)\b")
+_WRITTEN_MULTIPLICATION = re.compile(
+    r"(?<!\*)\*(?!\*)|\b(?:mul_?|multiply|outer|ger|einsum|inner|vecdot|prod|norm|cosine_similarity)\b"
+)
 
-def decomposed_products(graph: TextGraph, values: GraphValues) -> dict[str, int]:
-    """FLOPs of products that were turned into multiplications, by the node that multiplies.
 
-    Told from multiplications that the user wrote by what ``mm`` and ``bmm`` leave behind: an operand whose last two
-    dimensions were just swapped, as backward does and ``nn.Linear`` does to its weight, or the pair of dimensions that
-    the decomposition itself adds or drops.
+def decomposed_products(graph: TextGraph, values: GraphValues) -> tuple[dict[str, int], list[str]]:
+    """FLOPs of products that were turned into multiplications, by the node that multiplies; notes on what is not known.
+
+    A multiplication that the user wrote looks the same. Two sources tell them apart: the operators that the fused
+    kernels were made of, before decomposition, and the line of code that the node comes from.
     """
     found: dict[str, int] = {}
+    notes: list[str] = []
+    told: set[str] = set()
     for node in graph.nodes.values():
-        if node.target != "aten.mul.Tensor" or len(node.inputs) != 2:
-            continue
-        shapes = [t.shape for t in (values.tensor(name) for name in node.inputs) if t is not None]
+        operands = _factors(node)
+        shapes = [t.shape for t in (values.tensor(name) for name in operands) if t is not None]
         result = values.tensor(node.name)
-        if len(shapes) == 2 and result is not None and _is_decomposed(graph, node, shapes):
+        if len(shapes) != 2 or result is None:
+            continue
+        possible = _possible_origins(graph, node, shapes)
+        verdict = _is_product(graph, node, possible)
+        if verdict:
             found[node.name] = 2 * math.prod(result.shape)
-    return found
+        elif verdict is None:
+            notes.append(UNTOLD_PRODUCT)
+        if verdict is not False:
+            told |= possible
+    if ((graph.origins or frozenset()) & _VECTOR_PRODUCTS) - told:
+        notes.append(VANISHED_PRODUCT)
+    return found, notes
 
 
-def _is_decomposed(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequence[int]]) -> bool:
-    makers = [_maker(graph, name) for name in node.inputs]
-    is_swapped = any(m is not None and _swaps_last_two(m) for m in makers)
-    left, right = shapes
-    rank = len(left)
-    if rank != len(right):
+def _factors(node: GraphNode) -> list[str]:
+    """The two tensors of a multiplication, which may be one and the same; none for any other node."""
+    if node.target != "aten.mul.Tensor" or not isinstance(node.call, ast.Call):
+        return []
+    return [argument.id for argument in node.call.args if isinstance(argument, ast.Name)]
+
+
+def _is_product(graph: TextGraph, node: GraphNode, possible: frozenset[str]) -> bool | None:
+    """Whether a multiplication was a product before decomposition; None where it cannot be told."""
+    if not possible or (graph.origins is not None and possible.isdisjoint(graph.origins)):
         return False
-    if rank in (2, 3) and left[-1] == right[-2] == 1 and left[-2] > 1 < right[-1]:
-        return is_swapped  # K = 1: an outer product
-    sums = list(_sums_over(graph, node.name))
-    if rank == 2 and left[-1] == 1 and left[0] == right[0] and is_swapped:
-        return sums == [[0]]  # M = 1: (a^T * B).sum(0)
-    if all(m is not None and m.target == "aten.unsqueeze.default" for m in makers):
-        is_vector = rank in (3, 4) and (left[-3] == 1 or right[-1] == 1)
-        return is_vector and left[-1] == right[-3] == 1 and sums == [[rank - 2]]
-    dropped = [m is not None and m.target.startswith("aten.squeeze") for m in makers]
-    return all(dropped) and tuple(left) == tuple(right) and sums in ([[0]], [[1]]) and rank in (1, 2)
+    if graph.origins is None:
+        return None
+    is_product = _WRITTEN_PRODUCT.search(node.code) is not None
+    is_multiplication = _WRITTEN_MULTIPLICATION.search(node.code) is not None
+    if is_product != is_multiplication:
+        return is_product
+    return True if is_product and "mul" not in graph.origins else None
 
 
-def _maker(graph: TextGraph, name: str) -> GraphNode | None:
-    """What made a tensor, casts apart."""
-    node = graph.nodes.get(name)
-    while node is not None and node.target.startswith("prims.convert_element_type") and node.inputs:
-        node = graph.nodes.get(node.inputs[0])
-    return node
+def _possible_origins(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequence[int]]) -> frozenset[str]:
+    """The operators whose decomposition leaves a multiplication of this form."""
+    left, right = shapes
+    ranks = (len(left), len(right))
+    if ranks == (2, 2) and left[-1] == right[0] == 1 and left[0] > 1 < right[1]:
+        return frozenset({"mm", "addmm"})
+    if ranks == (2, 1) and left[-1] == 1 and not _is_summed(graph, node.name):
+        return frozenset({"addr"})
+    if ranks == (3, 3) and left[-1] == right[-2] == 1 and left[0] == right[0]:
+        return frozenset({"bmm", "baddbmm"})
+    return _possible_origins_of_sum(list(_sums_over(graph, node.name)), left, right)
+
+
+def _possible_origins_of_sum(
+    sums: Sequence[Sequence[int]], left: Sequence[int], right: Sequence[int]
+) -> frozenset[str]:
+    """The same for a multiplication whose only reader is a sum over these dimensions."""
+    if len(sums) != 1:
+        return frozenset()
+    ranks, summed = (len(left), len(right)), list(sums[0])
+    if ranks == (1, 1):
+        return frozenset({"mm", "addmm", "dot", "vdot"}) if summed == [0] else frozenset()
+    if ranks == (2, 1):
+        return frozenset({"mv", "addmv"}) if summed == [1] else frozenset()
+    if ranks == (2, 2):
+        if summed == [1] and tuple(left) == tuple(right):
+            return frozenset({"bmm", "baddbmm"})
+        is_row = left[-1] == 1 and left[0] == right[0]
+        return frozenset({"mm", "addmm"}) if summed == [0] and is_row else frozenset()
+    is_vector = ranks in ((3, 3), (4, 4)) and (left[-3] == 1 or right[-1] == 1)
+    is_expanded = is_vector and left[-1] == right[-3] == 1 and summed == [len(left) - 2]
+    return frozenset({"mm", "addmm", "bmm", "baddbmm"}) if is_expanded else frozenset()
+
+
+def _is_summed(graph: TextGraph, name: str) -> bool:
+    return any(_sums_over(graph, name)) and all(_sums_over(graph, name))
 
 
 def _swaps_last_two(node: GraphNode) -> bool:
@@ -161,5 +215,9 @@ def _sums_over(graph: TextGraph, name: str) -> Iterator[list[int]]:
     for node in graph.nodes.values():
         if name not in node.inputs:
             continue
-        is_sum = node.target == "aten.sum.dim_IntList" and isinstance(node.call, ast.Call)
-        yield list(ast.literal_eval(node.call.args[1])) if is_sum and isinstance(node.call, ast.Call) else []
+        if node.target == "aten.sum.default":
+            yield [0]  # of a vector; a matrix summed as a whole has no other form to be mistaken for
+        elif node.target == "aten.sum.dim_IntList" and isinstance(node.call, ast.Call):
+            yield list(ast.literal_eval(node.call.args[1]))
+        else:
+            yield []

@@ -122,6 +122,7 @@ class CompiledCounter:
         for name, shapes in run.unsupported:
             self._ledger.add_unsupported(name, site.module_fqn, phase, shapes)
         for note in run.notes:
+            self._ledger.incomplete = True  # what a compiled graph does not say is never guessed and called exact
             self._ledger.note(note)
 
     def _owners(self, inputs: Sequence[Any]) -> dict[int, str]:

@@ -16,12 +16,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
 from mfu_monitor.counting.compiled.inline import inline_subgraphs
+from mfu_monitor.internals.inductor import fused_origins
 from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
@@ -29,8 +31,8 @@ __all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_
 OnRun = Callable[[TextGraph, Sequence[Any], bool], None]
 OnUnknown = Callable[[str], None]
 
-_parsed: dict[str, TextGraph] = {}
-"""By text: a graph is parsed once however often it is counted."""
+_parsed: dict[tuple[str, Any], TextGraph] = {}
+"""By text and generated code: a graph is parsed once however often it is counted."""
 
 
 def _graph_class() -> Any:
@@ -118,6 +120,8 @@ def _read(compiled: Any) -> TextGraph:
     text = getattr(compiled, "inductor_post_grad_graph_str", None)
     if reason is not None or not text:
         raise GraphParseError(reason or "the compiled graph carries no text")
-    if text not in _parsed:
-        _parsed[text] = inline_subgraphs(parse_graph(text))
-    return _parsed[text]
+    source = getattr(compiled, "source_code", None)
+    key = (text, source)
+    if key not in _parsed:
+        _parsed[key] = replace(inline_subgraphs(parse_graph(text)), origins=fused_origins(source))
+    return _parsed[key]

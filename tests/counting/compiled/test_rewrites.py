@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mfu_monitor.counting.compiled.graph import TensorSpec, parse_graph
-from mfu_monitor.counting.compiled.products import CompiledProduct, count_graph
+from mfu_monitor.counting.compiled.products import CompiledProduct, CompiledRun, count_graph
 from mfu_monitor.counting.compiled.watch import guards_notice_modes
 from mfu_monitor.counting.counter import FlopCounter
 
 
-def products(arguments: str, *lines: str, is_backward: bool = False) -> list[CompiledProduct]:
-    """Count a graph from the lines of its body."""
+def products(
+    arguments: str, *lines: str, is_backward: bool = False, origins: frozenset[str] | None = frozenset()
+) -> list[CompiledProduct]:
+    """Count a graph from the lines of its body; ``origins`` are what its fused kernels were made of."""
+    run = _run(arguments, lines, is_backward=is_backward, origins=origins)
+    assert run.unsupported == []
+    assert run.notes == []
+    return run.products
+
+
+def _run(
+    arguments: str, lines: Sequence[str], *, is_backward: bool = False, origins: frozenset[str] | None = frozenset()
+) -> CompiledRun:
     body = textwrap.indent("\n".join(lines), " " * 8)
     text = f"class GraphModule(torch.nn.Module):\n    def forward(self, {arguments}):\n{body}\n"
-    graph = parse_graph(text)
+    graph = replace(parse_graph(text), origins=origins)
     inputs = [spec.meta({}) for spec in graph.placeholders.values() if isinstance(spec, TensorSpec)]
-    run = count_graph(graph, inputs, is_backward=is_backward, known_scores={})
-    assert run.unsupported == []
-    return run.products
+    return count_graph(graph, inputs, is_backward=is_backward, known_scores={})
 
 
 # --- padding ---------------------------------------------------------------------------------------------------------
@@ -87,11 +98,13 @@ def test_a_product_over_one_element_is_a_product_though_it_runs_as_a_multiplicat
     """The input gradient of a layer with one output: (16, 1) x (1, 32)."""
     (product,) = products(
         'tangents_1: "f32[16, 1][1, 1]cpu", primals_1: "f32[1, 32][32, 1]cpu"',
+        "# File: linear.py:130 in forward, code: return F.linear(input, self.weight, self.bias)",
         'permute: "f32[32, 1][1, 32]cpu" = torch.ops.aten.permute.default(primals_1, [1, 0])',
         'permute_1: "f32[1, 32][32, 1]cpu" = torch.ops.aten.permute.default(permute, [1, 0])',
         'mul: "f32[16, 32][32, 1]cpu" = torch.ops.aten.mul.Tensor(tangents_1, permute_1)',
         "return (mul,)",
         is_backward=True,
+        origins=frozenset({"mm", "t"}),
     )
     assert (product.op, product.cost.flops) == ("aten::mm", 2 * 16 * 1 * 32)
     assert not product.is_recomputed
@@ -100,11 +113,13 @@ def test_a_product_over_one_element_is_a_product_though_it_runs_as_a_multiplicat
 def test_a_batched_product_over_one_element_is_one_through_a_cast() -> None:
     (product,) = products(
         'a: "bf16[4, 1, 6][6, 6, 1]cpu", b: "bf16[4, 1, 5][5, 5, 1]cpu"',
+        "# File: x.py:1 in f, code: a.mT @ b",
         'permute: "bf16[4, 6, 1][6, 1, 6]cpu" = torch.ops.aten.permute.default(a, [0, 2, 1])',
         'cast: "f32[4, 6, 1][6, 1, 1]cpu" = torch.ops.prims.convert_element_type.default(permute, torch.float32)',
         'cast_1: "f32[4, 1, 5][5, 5, 1]cpu" = torch.ops.prims.convert_element_type.default(b, torch.float32)',
         'mul: "f32[4, 6, 5][30, 5, 1]cpu" = torch.ops.aten.mul.Tensor(cast, cast_1)',
         "return (mul,)",
+        origins=frozenset({"bmm"}),
     )
     assert (product.op, product.cost.flops) == ("aten::bmm", 2 * 4 * 6 * 1 * 5)
 
@@ -112,11 +127,13 @@ def test_a_batched_product_over_one_element_is_one_through_a_cast() -> None:
 def test_matrix_times_vector_is_a_product_as_a_sum_of_multiplications() -> None:
     (product,) = products(
         'a: "f32[6, 7][7, 1]cuda:0", b: "f32[7, 1][1, 1]cuda:0"',
+        "# File: x.py:1 in f, code: a @ b",
         'unsqueeze: "f32[6, 7, 1][7, 1, 1]cuda:0" = torch.ops.aten.unsqueeze.default(a, 2)',
         'unsqueeze_1: "f32[1, 7, 1][7, 1, 1]cuda:0" = torch.ops.aten.unsqueeze.default(b, 0)',
         'mul: "f32[6, 7, 1][7, 1, 1]cuda:0" = torch.ops.aten.mul.Tensor(unsqueeze, unsqueeze_1)',
         'sum_1: "f32[6, 1][1, 1]cuda:0" = torch.ops.aten.sum.dim_IntList(mul, [1])',
         "return (sum_1,)",
+        origins=frozenset({"mm"}),
     )
     assert product.cost.flops == 2 * 6 * 7 * 1
 
@@ -132,10 +149,92 @@ def test_matrix_times_vector_is_a_product_as_a_sum_of_multiplications() -> None:
 def test_multiplications_that_the_user_wrote_are_none(line: str) -> None:
     found = products(
         'a: "f32[16, 1][1, 1]cpu", b: "f32[1, 32][32, 1]cpu", c: "f32[16, 32][32, 1]cpu", d: "f32[16, 32][32, 1]cpu"',
+        "# File: x.py:1 in f, code: a * b",
         line,
         "return (mul,)",
+        origins=frozenset({"mul", "mm"}),
     )
     assert found == []
+
+
+OUTER = ('mul: "f32[16, 32][32, 1]cpu" = torch.ops.aten.mul.Tensor(a, b)', "return (mul,)")
+OUTER_OPERANDS = 'a: "f32[16, 1][1, 1]cpu", b: "f32[1, 32][32, 1]cpu"'
+
+
+@pytest.mark.parametrize(
+    ("origins", "code"),
+    [
+        (None, "a @ b"),  # kernels without names: nothing vouches for the line
+        (frozenset({"mm", "mul"}), "y = block(a, b)"),
+        (frozenset({"mm", "mul"}), "y = (a * 2) @ b"),
+    ],
+)
+def test_what_cannot_be_told_from_a_multiplication_is_left_out_and_said(
+    origins: frozenset[str] | None, code: str
+) -> None:
+    run = _run(OUTER_OPERANDS, (f"# File: x.py:1 in f, code: {code}", *OUTER), origins=origins)
+    assert run.products == []
+    assert any("cannot be told" in note for note in run.notes)
+
+
+def test_a_kernel_made_of_a_vector_product_that_the_graph_does_not_show_is_said() -> None:
+    run = _run(OUTER_OPERANDS, OUTER, origins=frozenset({"dot", "relu"}))
+    assert run.products == []
+    assert any("does not show" in note for note in run.notes)
+
+
+VECTORS: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
+    "W @ v": (lambda W, v, X, Y: (W @ v).relu(), 2 * 24 * 24),
+    "addmv": (lambda W, v, X, Y: torch.addmv(v, W, v).relu(), 2 * 24 * 24),
+    "dot": (lambda W, v, X, Y: torch.dot(v, v + 1).relu(), 2 * 24),
+    "dot with itself": (lambda W, v, X, Y: torch.dot(v, v).relu(), 2 * 24),
+    "vdot": (lambda W, v, X, Y: torch.vdot(v, v + 1).relu(), 2 * 24),
+    "addr": (lambda W, v, X, Y: torch.addr(W, v, v).relu(), 2 * 24 * 24),
+    "row by column": (lambda W, v, X, Y: torch.bmm(X[:, None], Y[:, :, None]).relu(), 2 * 8 * 24),
+    "written sum": (lambda W, v, X, Y: (X.squeeze(1) * Y.squeeze(1)).sum(1).relu(), 0),
+    "written matrix times vector": (lambda W, v, X, Y: (W * v).sum(1).relu(), 0),
+    "written dot": (lambda W, v, X, Y: (v * (v + 1)).sum().relu(), 0),
+    "written transpose": (lambda W, v, X, Y: (X[:, None].transpose(1, 2) * Y[:, None]).relu(), 0),
+    "rotary angles": (lambda W, v, X, Y: torch.einsum("i,j->ij", X[0], Y[0]).cos(), 0),
+}
+
+
+@pytest.mark.skipif(guards_notice_modes(), reason="before torch 2.10 counted steps of compiled code run in eager")
+@pytest.mark.parametrize("name", sorted(VECTORS))
+def test_products_of_vectors_count_compiled_and_multiplications_do_not(name: str) -> None:
+    function, flops = VECTORS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function)
+    arguments = torch.randn(24, 24), torch.randn(24), torch.randn(8, 24), torch.randn(8, 24)
+    with FlopCounter() as counter:
+        compiled(*arguments)
+    torch._dynamo.reset()
+    assert counter.record.model_flops == flops
+    assert counter.record.notes == ()
+
+
+class TopKAttention(torch.nn.Module):
+    """Its mask is made of a product in the graph: nobody knows its contents before it ran."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.transpose(-1, -2)
+        mask = scores >= scores.topk(4, -1).values[..., -1:]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+
+
+@pytest.mark.skipif(guards_notice_modes(), reason="before torch 2.10 counted steps of compiled code run in eager")
+def test_attention_whose_mask_cannot_be_read_is_a_lower_bound_that_says_so() -> None:
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 4, 16, 8) for _ in range(3))
+    compiled = torch.compile(TopKAttention())
+    with FlopCounter() as counter:
+        compiled(q, k, v)
+    torch._dynamo.reset()
+    product = 2 * 2 * 4 * 16 * 16 * 8
+    assert counter.record.hardware_flops == 3 * product  # the scores, Q K^T and P V
+    assert counter.record.model_flops <= product + 2 * product * 4 // 16  # four keys of sixteen attend
+    assert counter.record.is_lower_bound
+    assert any("cannot be read" in note for note in counter.record.notes)
 
 
 @pytest.mark.skipif(guards_notice_modes(), reason="before torch 2.10 counted steps of compiled code run in eager")
