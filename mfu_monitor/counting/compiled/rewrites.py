@@ -113,8 +113,11 @@ _VECTOR_PRODUCTS = frozenset({"mv", "addmv", "dot", "vdot", "addr"})
 """No library call is left of these: each is a multiplication in the graph."""
 _WRITTEN_PRODUCT = re.compile(r"@|\b(?:matmul|mm|bmm|mv|dot|vdot|addr|addmm|addmv|baddbmm|addbmm|linear|bilinear)\b")
 _WRITTEN_MULTIPLICATION = re.compile(
-    r"(?<!\*)\*(?!\*)|\b(?:mul_?|multiply|outer|ger|einsum|inner|vecdot|prod|norm|cosine_similarity)\b"
+    r"[\w)\]]\s*\*(?!\*)\s*[\w(]|\b(?:mul_?|multiply|outer|ger|einsum|inner|vecdot|prod|norm|cosine_similarity)\b"
 )
+
+_MULTIPLIES_AND_SUMS = frozenset({"mul", "norm", "softmax", "var", "std", "cdist", "prod", "cumprod", "lerp", "div"})
+"""Words of operators that leave multiplications of the same form."""
 
 
 def decomposed_products(graph: TextGraph, values: GraphValues) -> tuple[dict[str, int], list[str]]:
@@ -162,7 +165,8 @@ def _is_product(graph: TextGraph, node: GraphNode, possible: frozenset[str]) -> 
     is_multiplication = _WRITTEN_MULTIPLICATION.search(node.code) is not None
     if is_product != is_multiplication:
         return is_product
-    return True if is_product and "mul" not in graph.origins else None
+    # The line says both or neither: a call of something whose code is elsewhere.
+    return True if graph.origins.isdisjoint(_MULTIPLIES_AND_SUMS) else None
 
 
 def _possible_origins(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequence[int]]) -> frozenset[str]:
