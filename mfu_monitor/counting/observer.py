@@ -111,6 +111,7 @@ class StepObserver:
         operands, outputs = list(tensors_in((args, kwargs))), list(tensors_in(output))
         if _is_rehearsal(operands, outputs):
             return
+        self._grad_mode.settle(outputs)
         in_backward = backward_is_running()
         if in_backward:
             self._note_backward()
@@ -142,6 +143,8 @@ class StepObserver:
             self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
         elif self._price(entry, found, bind_call(func, args, kwargs, output), operands):
             self._saw_product(entry, link, forward, operands, outputs)
+            if not in_backward:
+                self._grad_mode.await_outcome(site, entry, outputs)
         else:
             self._saw_quiet(entry, args, operands, outputs, is_known=False)
 

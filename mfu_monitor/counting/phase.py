@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from mfu_monitor.counting.frames import CallSite
+from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
-from mfu_monitor.internals.custom_forwards import context_of
+from mfu_monitor.internals.custom_forwards import context_of, next_sequence_number
+from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
 
@@ -53,6 +60,19 @@ def _custom_backward_recomputes(site: CallSite, *, repeats_forward: bool) -> boo
     return repeats_forward and isinstance(torch._C._current_autograd_node(), BackwardCFunction)
 
 
+@dataclass(slots=True)
+class _OpenForward:
+    """A forward of the ``setup_context`` style that has run products; each call of a function has its own number."""
+
+    number: int
+    entries: list[Entry] = field(default_factory=list)
+    results: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+
+def _asks_for_gradients(forward: FrameType) -> bool:
+    return any(t.requires_grad for t in tensors_in(tuple(forward.f_locals.values())))
+
+
 class GradModeMemory:
     """Whether gradients were on where the user called a ``torch.autograd.Function``.
 
@@ -61,6 +81,32 @@ class GradModeMemory:
 
     def __init__(self) -> None:
         self._last_outside = True
+        self._open: _OpenForward | None = None
+
+    def settle(self, outputs: Sequence[torch.Tensor]) -> None:
+        """An operator ran: the first one after a forward without context says what became of its results."""
+        call = self._open
+        if call is None:
+            return
+        if call.number == next_sequence_number():
+            call.results.extend(weakref.ref(t) for t in outputs)
+            return
+        self._open = None
+        results = [t for ref in call.results if (t := ref()) is not None]
+        if results:
+            for entry in call.entries:
+                entry.without_grad = not any(t.requires_grad for t in results)
+
+    def await_outcome(self, site: CallSite, entry: Entry, outputs: Sequence[torch.Tensor]) -> None:
+        """A product ran in a forward without context, whose inputs ask for gradients: its results will say."""
+        if not site.function_forwards or context_of(site.function_forwards[-1]) is not None:
+            return
+        if not _asks_for_gradients(site.function_forwards[-1]):
+            return
+        if self._open is None:
+            self._open = _OpenForward(next_sequence_number())
+            self._open.results.extend(weakref.ref(t) for t in outputs)
+        self._open.entries.append(entry)
 
     def is_grad_on(self, site: CallSite) -> bool:
         """Grad mode at the outermost custom function on the stack, or now where there is none."""

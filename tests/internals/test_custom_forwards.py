@@ -75,7 +75,7 @@ def test_a_forward_in_a_training_step_is_model_work(style: str) -> None:
     assert (counter.record.model_flops, counter.record.hardware_flops) == (3 * F, 3 * F)
 
 
-@pytest.mark.parametrize("style", [s for s in STYLES if s != "setup_context"])
+@pytest.mark.parametrize("style", STYLES)
 def test_a_teacher_made_of_nothing_but_the_function_is_other_work(style: str) -> None:
     product = make_function(style)
     weight, teacher = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32, 32))
@@ -88,7 +88,7 @@ def test_a_teacher_made_of_nothing_but_the_function_is_other_work(style: str) ->
     assert (counter.record.model_flops, counter.record.other_flops) == (3 * F, F)
 
 
-@pytest.mark.parametrize("style", [s for s in STYLES if s != "setup_context"])
+@pytest.mark.parametrize("style", STYLES)
 def test_a_function_right_after_a_block_without_gradient_is_model_work(style: str) -> None:
     product = make_function(style)
     weight, teacher = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32, 32))
@@ -98,6 +98,43 @@ def test_a_function_right_after_a_block_without_gradient_is_model_work(style: st
             target = x @ teacher
         (product.apply(x, weight) - target).sum().backward()
     assert (counter.record.model_flops, counter.record.other_flops) == (3 * F, F)
+
+
+def test_each_call_of_one_function_has_the_grad_mode_it_was_called_in() -> None:
+    product = make_function("setup_context")
+    weight, teacher = nn.Parameter(torch.randn(32, 32)), nn.Parameter(torch.randn(32, 32))
+    x = torch.randn(16, 32, requires_grad=True)
+    with mm.FlopCounter() as counter:
+        with torch.no_grad():
+            target = product.apply(product.apply(x, teacher), teacher)
+        student = product.apply(product.apply(x, weight), weight)
+        (student - target).sum().backward()
+    assert (counter.record.model_flops, counter.record.other_flops) == (6 * F, 2 * F)
+
+
+@pytest.mark.parametrize("teaches", [False, True])
+def test_a_forward_without_context_that_returns_a_view_has_its_callers_grad_mode(teaches: bool) -> None:
+    class Viewed(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor, weight: Tensor) -> Tensor:
+            return torch.relu(x @ weight.t()).view(4, 4, 32)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, weight = ctx.saved_tensors
+            gradient = gradient.reshape(16, 32)
+            return gradient @ weight, gradient.t() @ x
+
+    weight, x = nn.Parameter(torch.randn(32, 32)), torch.randn(16, 32, requires_grad=True)
+    with mm.FlopCounter() as counter:
+        with torch.set_grad_enabled(not teaches):
+            first = Viewed.apply(x, weight)
+        (first.reshape(16, 32) + x).sum().backward()
+    assert (counter.record.model_flops, counter.record.other_flops) == ((0, F) if teaches else (3 * F, 0))
 
 
 def test_a_forward_called_by_hand_is_no_custom_forward() -> None:
