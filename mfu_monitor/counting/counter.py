@@ -62,6 +62,8 @@ class FlopCounter:
         self._installed = _Installed()
         self._dropped: weakref.finalize[..., Any] | None = None
         self._record: StepRecord | None = None
+        self.fault: Exception | None = None
+        """What failed of ours within the block; the record is then empty and incomplete: nothing is known."""
 
     @property
     def record(self) -> StepRecord:
@@ -96,6 +98,7 @@ class FlopCounter:
         self._leave()
         observer, self._observer = self._observer, None
         if observer is not None:
+            self.fault = observer.fault
             self._record = _as_far_as_proved(observer.record())
 
     def _leave(self) -> None:

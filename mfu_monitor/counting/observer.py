@@ -82,9 +82,13 @@ class StepObserver:
         self._gradients = GradientFlow()
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
+        self.fault: Exception | None = None
+        """What failed of ours: the phases and owners of all that ran after it may be wrong, so nothing is known."""
 
     def record(self) -> StepRecord:
-        """Everything seen so far."""
+        """Everything seen so far; no operator at all after a fault of ours."""
+        if self.fault is not None:
+            return StepRecord(notes=tuple(self.ledger.notes), is_training=self.ledger.saw_backward, incomplete=True)
         return self.ledger.close(
             count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
         )
@@ -95,16 +99,18 @@ class StepObserver:
         self.ledger.note(why)
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """One operator ran. A failure of ours makes the record a lower bound; it never reaches the user's step."""
-        if self.compiled_graphs.is_inside_known_graph:
+        """One operator ran. A failure of ours makes the record unknown; it never reaches the user's step."""
+        if self.fault is not None or self.compiled_graphs.is_inside_known_graph:
             return
         try:
             self._saw(func, args, kwargs, output)
         except FormulaError as error:
             self._note_formula(error)
-        except Exception:  # noqa: BLE001  (anything may go wrong in a formula; training must go on)
-            self.ledger.incomplete = True
-            self.ledger.note(f"counting {operator_name(func)} failed; it is left out:\n{traceback.format_exc(limit=4)}")
+        except Exception as fault:  # noqa: BLE001  (training must go on)
+            trace = traceback.format_exc(limit=4)
+            fault.add_note(trace)
+            self.fault = fault.with_traceback(None)  # its frames hold activations
+            self.ledger.note(f"counting failed, so nothing is known of this step:\n{trace}")
 
     def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = operator_name(func)

@@ -223,6 +223,8 @@ class StepCounter:
         record: StepRecord | None = None
         try:
             self._counter.__exit__(*exc_info)
+            if (fault := getattr(self._counter, "fault", None)) is not None:
+                raise fault
             record = self._counter.record
         except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
             self._stages.fail("counting", error)
