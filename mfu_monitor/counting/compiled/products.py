@@ -110,7 +110,8 @@ def count_graph(
         cost = OpCost(decomposed[node.name]) if is_fused else _cost_of(graph, node, values, run)
         if cost is None:
             continue
-        cost = _less_assumed(cost, run)
+        if not node.target.startswith("higher_order."):  # without a mask its blocks are made in the graph: all attend
+            cost = _less_assumed(cost, run)
         if node.name in attention.shares:
             cost = split_by_attended(cost, attention.shares[node.name])
         cost = _less_padding(cost, unpadded_share(graph, node, values))
