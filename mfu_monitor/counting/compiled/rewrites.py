@@ -115,6 +115,9 @@ _WRITTEN_PRODUCT = re.compile(r"@|\b(?:matmul|mm|bmm|mv|dot|vdot|addr|addmm|addm
 _WRITTEN_MULTIPLICATION = re.compile(
     r"[\w)\]]\s*\*(?!\*)\s*[\w(]|\b(?:mul_?|multiply|outer|ger|einsum|inner|vecdot|prod|norm|cosine_similarity)\b"
 )
+_WRITTEN_SWAP = re.compile(
+    r"\.[mM]?[TtH]\b|transpose|permute|swapaxes|swapdims|movedim|moveaxis|einsum|rearrange|adjoint"
+)
 
 _MULTIPLIES_AND_SUMS = frozenset({"mul", "norm", "softmax", "var", "std", "cdist", "prod", "cumprod", "lerp", "div"})
 """Words of operators that leave multiplications of the same form."""
@@ -165,8 +168,25 @@ def _is_product(graph: TextGraph, node: GraphNode, possible: frozenset[str]) -> 
     is_multiplication = _WRITTEN_MULTIPLICATION.search(node.code) is not None
     if is_product != is_multiplication:
         return is_product
+    if is_product and _swaps_an_operand_of_its_own(graph, node):
+        return True
     # The line says both or neither: a call of something whose code is elsewhere.
     return True if graph.origins.isdisjoint(_MULTIPLIES_AND_SUMS) else None
+
+
+def _swaps_an_operand_of_its_own(graph: TextGraph, node: GraphNode) -> bool:
+    """Whether an operand is transposed for this line, whose code does not say so: a matmul's gradient does that."""
+    makers = [maker for name in node.inputs if (maker := _maker(graph, name)) is not None]
+    is_swapped = any(_swaps_last_two(maker) and maker.code == node.code for maker in makers)
+    return is_swapped and _WRITTEN_SWAP.search(node.code) is None
+
+
+def _maker(graph: TextGraph, name: str) -> GraphNode | None:
+    """What made a tensor, casts apart."""
+    node = graph.nodes.get(name)
+    while node is not None and node.target.startswith("prims.convert_element_type") and node.inputs:
+        node = graph.nodes.get(node.inputs[0])
+    return node
 
 
 def _possible_origins(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequence[int]]) -> frozenset[str]:
@@ -179,13 +199,18 @@ def _possible_origins(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequen
         return frozenset({"addr"})
     if ranks == (3, 3) and left[-1] == right[-2] == 1 and left[0] == right[0]:
         return frozenset({"bmm", "baddbmm"})
-    return _possible_origins_of_sum(list(_sums_over(graph, node.name)), left, right)
+    makers = [_maker(graph, name) for name in node.inputs]
+    is_squeezed = all(maker is not None and maker.target.startswith("aten.squeeze") for maker in makers)
+    return _possible_origins_of_sum(list(_sums_over(graph, node.name)), left, right, is_squeezed=is_squeezed)
 
 
 def _possible_origins_of_sum(
-    sums: Sequence[Sequence[int]], left: Sequence[int], right: Sequence[int]
+    sums: Sequence[Sequence[int]], left: Sequence[int], right: Sequence[int], *, is_squeezed: bool
 ) -> frozenset[str]:
-    """The same for a multiplication whose only reader is a sum over these dimensions."""
+    """The same for a multiplication whose only reader is a sum over these dimensions.
+
+    A row by a column drops a dimension of both operands first (``is_squeezed``).
+    """
     if len(sums) != 1:
         return frozenset()
     ranks, summed = (len(left), len(right)), list(sums[0])
@@ -195,7 +220,7 @@ def _possible_origins_of_sum(
         return frozenset({"mv", "addmv"}) if summed == [1] else frozenset()
     if ranks == (2, 2):
         if summed == [1] and tuple(left) == tuple(right):
-            return frozenset({"bmm", "baddbmm"})
+            return frozenset({"bmm", "baddbmm"}) if is_squeezed else frozenset()
         is_row = left[-1] == 1 and left[0] == right[0]
         return frozenset({"mm", "addmm"}) if summed == [0] and is_row else frozenset()
     is_vector = ranks in ((3, 3), (4, 4)) and (left[-3] == 1 or right[-1] == 1)

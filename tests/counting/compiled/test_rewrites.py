@@ -177,6 +177,27 @@ def test_what_cannot_be_told_from_a_multiplication_is_left_out_and_said(
     assert any("cannot be told" in note for note in run.notes)
 
 
+SWAPPED = (
+    'permute: "f32[4, 6, 1][6, 1, 6]cpu" = torch.ops.aten.permute.default(a, [0, 2, 1])',
+    'mul: "f32[4, 6, 5][30, 5, 1]cpu" = torch.ops.aten.mul.Tensor(permute, b)',
+    "return (mul,)",
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "flops"),
+    [
+        ("y = torch.bmm(x, w) * s", [2 * 4 * 6 * 1 * 5]),  # the gradient of the product transposes x
+        ("y = k.transpose(1, 2) * v + torch.bmm(x, w)", []),  # the user did
+    ],
+)
+def test_a_line_with_a_product_and_a_multiplication_is_told_by_who_transposes(code: str, flops: list[int]) -> None:
+    operands = 'a: "f32[4, 1, 6][6, 6, 1]cpu", b: "f32[4, 1, 5][5, 5, 1]cpu"'
+    run = _run(operands, (f"# File: x.py:1 in f, code: {code}", *SWAPPED), origins=frozenset({"bmm", "mul"}))
+    assert [product.cost.flops for product in run.products] == flops
+    assert bool(run.notes) is not bool(flops)
+
+
 def test_a_kernel_made_of_a_vector_product_that_the_graph_does_not_show_is_said() -> None:
     run = _run(OUTER_OPERANDS, OUTER, origins=frozenset({"dot", "relu"}))
     assert run.products == []
