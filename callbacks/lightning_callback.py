@@ -18,6 +18,7 @@ import torch
 from mfu_monitor.alerts import AlertConfig
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
 from mfu_monitor.errors import Guarded, guarded_hook
+from mfu_monitor.internals.trainers import has_fetch_hooks, logging_step, steps_optimizer
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
 
@@ -196,9 +197,9 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
             return
         self._resume_all()
         step = trainer.fit_loop.total_batch_idx
-        self._logging_steps.note(step, _logging_step(trainer))
+        self._logging_steps.note(step, logging_step(trainer))
         self._optimizer_steps = trainer.global_step
-        monitor.begin_step(batch, step=step, signature_extra=(_steps_optimizer(trainer),))
+        monitor.begin_step(batch, step=step, signature_extra=(steps_optimizer(trainer),))
         monitor.mark_phase("forward")
 
     @guarded_hook
@@ -353,7 +354,7 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
     def _wrap(self, trainer: Any) -> None:
         """Wrap, until training ends, the few methods of this trainer whose begin or end no hook reports."""
         loop = trainer.fit_loop.epoch_loop
-        self._sees_fetches = hasattr(loop, "_on_before_fetch") and hasattr(loop, "_on_after_fetch")
+        self._sees_fetches = has_fetch_hooks(loop)
         wraps: list[tuple[Any, str, Callable[..., AbstractContextManager[None]]]] = [
             (trainer, "save_checkpoint", self._while_saving),
             (trainer.strategy, "batch_to_device", functools.partial(self._during, "h2d_copy", "between")),
@@ -428,16 +429,6 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         monitor.abort_step()
         monitor.close()
         self._state, self._is_state_of_past_run = monitor.state_dict(), True
-
-
-def _logging_step(trainer: Any) -> int:
-    """Where ``trainer.log`` would draw a value of this batch; the same for each batch of an accumulation."""
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
-
-
-def _steps_optimizer(trainer: Any) -> bool:
-    """False while gradients are only accumulated: such a step runs less than one that steps the optimizer."""
-    return not trainer.fit_loop._should_accumulate()
 
 
 def _run_name(trainer: Any) -> str | None:

@@ -26,6 +26,7 @@ from mfu_monitor.errors import (
     warn,
 )
 from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.internals.dynamo import compiled_frames, latest_recompile
 from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.console import ConsoleSink
@@ -34,7 +35,6 @@ from mfu_monitor.sinks.notify import alert_sinks
 from mfu_monitor.sinks.tensorboard import TensorBoardSink
 from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
 from mfu_monitor.timing.clock import Clock
-from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
 from mfu_monitor.timing.pipeline import WindowPipeline, world_size
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import RunSummary, UtilizationReading

@@ -15,33 +15,8 @@ ROOT = Path(__file__).parents[1]
 INTERNALS = ROOT / "mfu_monitor" / "internals"
 
 STILL_OUTSIDE: dict[str, int] = {
-    "mfu_monitor/cli/meta_step.py": 3,
-    "mfu_monitor/counting/autograd_links.py": 3,
     "mfu_monitor/counting/compiled/graph.py": 1,
-    "mfu_monitor/counting/compiled/products.py": 1,
-    "mfu_monitor/counting/compiled/runs.py": 2,
-    "mfu_monitor/counting/compiled/values.py": 1,
     "mfu_monitor/counting/compiled/watch.py": 1,
-    "mfu_monitor/counting/coverage.py": 1,
-    "mfu_monitor/counting/dispatch.py": 2,
-    "mfu_monitor/counting/frames.py": 4,
-    "mfu_monitor/counting/observer.py": 2,
-    "mfu_monitor/counting/opaque_modules.py": 1,
-    "mfu_monitor/counting/phase.py": 2,
-    "mfu_monitor/formulas/attention_cost.py": 1,
-    "mfu_monitor/formulas/attention_flex.py": 1,
-    "mfu_monitor/formulas/attention_masks.py": 1,
-    "mfu_monitor/formulas/cost.py": 1,
-    "mfu_monitor/formulas/ignored.py": 2,
-    "mfu_monitor/formulas/matmul.py": 1,
-    "mfu_monitor/formulas/nested.py": 1,
-    "mfu_monitor/formulas/recurrent.py": 1,
-    "mfu_monitor/formulas/registry.py": 9,
-    "mfu_monitor/formulas/traffic.py": 3,
-    "mfu_monitor/hardware/matmul_rate.py": 2,
-    "mfu_monitor/timing/compiles.py": 2,
-    "mfu_monitor/timing/probes.py": 1,
-    "callbacks/lightning_callback.py": 4,
 }
 """Uses that are yet to move, by file. The numbers may only shrink, and a file that is done loses its line."""
 
@@ -115,6 +90,8 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def _asked_for(call: ast.Call, names: dict[str, str]) -> str | None:
     """``getattr(torch, "_C")``, ``import_module("torch._dynamo")`` and ``sys.modules.get("torch._dynamo")``."""
+    if isinstance(call.func, ast.Name) and call.func.id == "fact":
+        return None  # a name as text, read by nobody
     texts = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
     for text in texts:
         if text.split(".")[0] in ("torch", *OTHERS) and " " not in text and any(map(is_private, text.split("."))):
@@ -190,9 +167,9 @@ def test_private_names_are_read_in_internals_alone(name: str) -> None:
     assert len(uses) <= allowed, f"{name}: move to mfu_monitor/internals/: {seen}"
 
 
-def test_internals_read_nothing_private_while_they_are_imported() -> None:
-    rooms = {name: text for name, text in TEXTS.items() if name.startswith("mfu_monitor/internals/")}
-    assert {name: uses for name, text in rooms.items() if (uses := import_time_uses(text))} == {}
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_nothing_private_is_read_while_a_module_is_imported(name: str) -> None:
+    assert len(import_time_uses(TEXTS[name])) <= STILL_OUTSIDE.get(name, 0)
 
 
 @pytest.mark.parametrize(

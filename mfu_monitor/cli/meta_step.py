@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.formulas.registry import operator_name
+from mfu_monitor.internals.dispatcher import dispatch_mode_base
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["count_step"]
@@ -140,7 +141,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any],
         model.zero_grad(set_to_none=True)
 
 
-class _AnswerReads(TorchDispatchMode):
+class _AnswerReads(dispatch_mode_base()):  # type: ignore[misc]
     """Answers the questions that models put to whole tensors, as for sequences of full length without padding.
 
     ``all()`` is true (no padding, one document a sequence) and ``any()`` false (no overflow, no padding). Any other
@@ -148,7 +149,7 @@ class _AnswerReads(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._answers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(
@@ -157,8 +158,8 @@ class _AnswerReads(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         output = func(*args, **(kwargs or {}))
-        if func._schema.name in ANSWERS:
-            self._answers[output] = ANSWERS[func._schema.name]
+        if (answer := ANSWERS.get(operator_name(func))) is not None:
+            self._answers[output] = answer
         return output
 
     def _answer(self, tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
+from mfu_monitor.internals.autograd_state import next_sequence_nr, running_node, sequence_nr
 
 __all__ = ["ForwardLink", "SequenceLinks"]
 
@@ -39,17 +39,17 @@ class SequenceLinks:
     def add(self, link: ForwardLink) -> ForwardLink:
         """Tie ``link`` to the node of the operator that runs now; the first operator under a number made the node."""
         link.thread = threading.get_ident()
-        candidates = self._links.setdefault(torch._C._autograd._get_sequence_nr() - 1, [])
+        candidates = self._links.setdefault(next_sequence_nr() - 1, [])
         if not any(known.thread == link.thread for known in candidates):
             candidates.append(link)
         return link
 
     def of_current_node(self) -> ForwardLink | None:
         """The forward operator of the autograd node that the engine executes now; None where it is not known."""
-        node = torch._C._current_autograd_node()
+        node = running_node()
         if node is None:
             return None
-        candidates = self._links.get(node._sequence_nr(), [])
+        candidates = self._links.get(sequence_nr(node), [])
         return _best_match(candidates, node.name())
 
 

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from mfu_monitor.counting.module_names import clean_fqn
 from mfu_monitor.counting.step_record import UncoveredParameter
 from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.internals.tensors import storage_id
 
 __all__ = ["ParameterCoverage"]
 
@@ -36,7 +37,7 @@ class ParameterCoverage:
 
     def module_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the module that multiplies by a parameter; None for any other tensor."""
-        return self._multiplied_by.get(_address(tensor))
+        return self._multiplied_by.get(storage_id(tensor))
 
     def saw(
         self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, is_product: bool
@@ -53,7 +54,7 @@ class ParameterCoverage:
             self._touched |= owned
             return
         for output in outputs:
-            if _address(output) not in self._owner:
+            if storage_id(output) not in self._owner:
                 self._forms.set(output, owned)
 
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -62,7 +63,7 @@ class ParameterCoverage:
             self._touched.update(name for t in tensors for name in self._parameters_of(t))
 
     def _parameters_of(self, tensor: torch.Tensor) -> frozenset[str]:
-        owner = self._owner.get(_address(tensor))
+        owner = self._owner.get(storage_id(tensor))
         return frozenset((owner,)) if owner is not None else self._forms.get(tensor) or frozenset()
 
     def saw_gradient(self, node: object) -> None:
@@ -108,13 +109,6 @@ def _addresses(tensor: torch.Tensor) -> list[int]:
     if is_lazy(tensor):
         return []  # of a lazy module before its first forward: it has neither shape nor storage
     if not hasattr(type(tensor), "__tensor_flatten__"):
-        return [_address(tensor)]
+        return [storage_id(tensor)]
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # type: ignore[attr-defined]
     return [address for part in parts if isinstance(part, torch.Tensor) for address in _addresses(part)]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse layouts and some wrapper subclasses have no storage
-        return id(tensor)

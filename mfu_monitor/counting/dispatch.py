@@ -8,11 +8,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Protocol
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from mfu_monitor.formulas.registry import find_formula, operator_name
-from mfu_monitor.internals.dispatcher import ModeSeat, is_composite, modes_on_stack, remove_mode, runs_composite
+from mfu_monitor.internals.dispatcher import (
+    ModeSeat,
+    dispatch_mode_base,
+    is_composite,
+    modes_on_stack,
+    remove_mode,
+    runs_composite,
+)
+from mfu_monitor.internals.dynamo import without_dynamo
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["CountingMode", "Observer", "drop_strays"]
@@ -25,13 +30,13 @@ class Observer(Protocol):
         """One operator ran with these arguments and gave this output."""
 
 
-class CountingMode(TorchDispatchMode):
+class CountingMode(dispatch_mode_base()):  # type: ignore[misc]
     """Shows an observer what the dispatcher runs, forward, backward and optimizer alike."""
 
     supports_higher_order_operators = True
 
     def __init__(self, observer: Observer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._observer: Observer | None = observer
         self._seat = ModeSeat(self)
 
@@ -62,7 +67,7 @@ class CountingMode(TorchDispatchMode):
         self._observer = None
         return self._seat.leave()
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @without_dynamo
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -17,34 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
-from torch.utils import checkpoint as _checkpoint
 
 from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of
+from mfu_monitor.internals.stack import is_compiled_wrapper, known_codes
 
 __all__ = ["CallSite", "is_called_from", "read_call_site", "runs_inside"]
 
 
-def _nested_code(function: Any, name: str) -> CodeType | None:
-    for constant in function.__code__.co_consts:
-        if isinstance(constant, CodeType) and constant.co_name == name:
-            return constant
-    return None
-
-
-def _codes(*functions: Any) -> frozenset[CodeType]:
-    return frozenset(f.__code__ for f in functions if f is not None)
-
-
-_MODULE_CALL = _codes(nn.Module._call_impl, nn.Module._wrapped_call_impl)
-_ENGINE = _codes(torch.autograd.graph._engine_run_backward)
 _FORWARDS = ForwardCodes()
-_CUSTOM_BACKWARD = _codes(BackwardCFunction.apply, getattr(BackwardCFunction, "apply_boxed", None))
-_OPTIMIZER_STEP = _nested_code(torch.optim.Optimizer.profile_hook_step, "wrapper")
-_CHECKPOINT_FILE = _checkpoint.__file__
-_COMPILED_CALL = "compile_wrapper"  # a closure of torch._dynamo.eval_frame, which is not imported for its sake
-_COMPILED_AUTOGRAD_FILE = str(Path(torch.__file__).parent / "_dynamo" / "compiled_autograd.py")
-_CHECKPOINT_ENTRY = _codes(_checkpoint.checkpoint)
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 _COMMUNICATION_HOOKS = "ddp_comm_hooks"
 _TRANSFORMS = str(Path("_functorch") / "eager_transforms.py")
@@ -110,27 +90,28 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
     """
     site = CallSite()
     inner_codes: set[CodeType | None] = set()
+    known = known_codes()
     called = _CalledByEngine()
     engine: FrameType | None = None
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if code in _ENGINE and in_backward:
+        if code in known.engine and in_backward:
             engine = frame
             break
-        if code in _MODULE_CALL:
+        if code in known.module_call:
             _add_module(site, frame)
-        elif code is _OPTIMIZER_STEP:
+        elif code in known.optimizer_step:
             if not _is_inside_closure(frame, inner_codes):
                 site.in_optimizer_step = True
                 site.model_in_optimizer |= bool(site.modules)
-        elif code in _CUSTOM_BACKWARD:
+        elif code in known.custom_backward:
             _note_custom_backward(site, frame)
-        elif code.co_filename == _COMPILED_AUTOGRAD_FILE:
+        elif code.co_filename == known.compiled_autograd_file:
             site.in_compiled_autograd = True
-        elif code.co_filename == _CHECKPOINT_FILE:
+        elif code.co_filename == known.checkpoint_file:
             _note_checkpoint(site, code, in_backward=in_backward)
-        elif code.co_name == _COMPILED_CALL:
+        elif code.co_name == known.compiled_call:
             site.in_compiled_call |= not _is_called_by_flex_attention(frame)
         if _FORWARDS.is_forward(frame):
             site.function_forwards.append(frame)
@@ -160,9 +141,10 @@ class _CalledByEngine:
     def saw(self, code: CodeType) -> None:
         """One frame more, going outwards."""
         name = code.co_filename
+        known = known_codes()
         if code.co_name == "__torch_dispatch__":
             self._is_users = False
-        elif code in _CUSTOM_BACKWARD or name in (_COMPILED_AUTOGRAD_FILE, _CHECKPOINT_FILE):
+        elif code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file):
             self._is_of_autograd = True
         elif not name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) or _COMMUNICATION_HOOKS in name:
             self._is_users = True
@@ -182,12 +164,13 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
     # _engine_run_backward(outputs, gradients, ...)
     site.root_gradients = tuple(engine.f_locals.get("args", ((),))[0] or ())
     called, frame = _CalledByEngine(), engine.f_back
+    known = known_codes()
     while frame is not None:
         code = frame.f_code
-        if code in _ENGINE:
+        if code in known.engine:
             site.in_hook |= called.is_hook
             called = _CalledByEngine()
-        elif code is _OPTIMIZER_STEP:
+        elif code in known.optimizer_step:
             site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
         called.saw(code)
         inner_codes.add(code)
@@ -216,7 +199,7 @@ def is_called_from(file_name: str, *, depth: int = 1) -> bool:
 
 def _add_module(site: CallSite, frame: FrameType) -> None:
     module = frame.f_locals.get("self")
-    if isinstance(getattr(module, "_orig_mod", module), torch.fx.GraphModule):
+    if is_compiled_wrapper(module):
         return  # a graph that some compiler interprets, or compiled autograd's backward: no module of the user's
     if isinstance(module, nn.Module) and (not site.modules or site.modules[-1] is not module):
         site.modules.append(module)
@@ -234,7 +217,7 @@ def _note_custom_backward(site: CallSite, frame: FrameType) -> None:
 
 
 def _note_checkpoint(site: CallSite, code: CodeType, *, in_backward: bool) -> None:
-    if code in _CHECKPOINT_ENTRY:
+    if code in known_codes().checkpoint_entry:
         if site.checkpointed_at is None:
             site.checkpointed_at = len(site.modules)
     elif in_backward and code.co_name == "recompute_fn":
@@ -252,7 +235,8 @@ def _asks_create_graph(engine: FrameType) -> bool | None:
 def _blocked_engine() -> FrameType | None:
     """The engine's frame for a device's backward thread: the thread that called backward is blocked in it."""
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    while frame is not None and frame.f_code not in _ENGINE:
+    engine = known_codes().engine
+    while frame is not None and frame.f_code not in engine:
         frame = frame.f_back
     return frame
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mfu_monitor.counting.autograd_links import ForwardLink, SequenceLinks
 from mfu_monitor.counting.compiled.graph import TextGraph
@@ -40,7 +39,8 @@ from mfu_monitor.formulas.registry import (
 )
 from mfu_monitor.formulas.traffic import bytes_accessed
 from mfu_monitor.hardware.precision import matmul_precision
-from mfu_monitor.internals.tensors import tensors_in
+from mfu_monitor.internals.autograd_state import running_node
+from mfu_monitor.internals.tensors import is_fake, tensors_in
 
 __all__ = ["StepObserver"]
 
@@ -226,7 +226,7 @@ class StepObserver:
 
     def _note_backward(self) -> None:
         self.ledger.saw_backward = True
-        node = torch._C._current_autograd_node()
+        node = running_node()
         if node is not None:
             self._coverage.saw_gradient(node)
             variable = getattr(node, "variable", None)
@@ -349,8 +349,8 @@ def _first_shape(output: Any) -> Any:
 
 def _is_rehearsal(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     """DTensor runs an operator on fake tensors of the global shape once, to learn how its result is laid out."""
-    is_fake = any(isinstance(t, FakeTensor) for t in (*operands[:1], *outputs[:1]))
-    return is_fake and is_called_from("_sharding_prop.py", depth=OBSERVER_DEPTH)
+    are_fake = any(is_fake(t) for t in (*operands[:1], *outputs[:1]))
+    return are_fake and is_called_from("_sharding_prop.py", depth=OBSERVER_DEPTH)
 
 
 def _is_view(func: Any) -> bool:

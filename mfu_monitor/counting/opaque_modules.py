@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mfu_monitor.formulas.registry import find_module_formula
+from mfu_monitor.internals.autograd_state import running_pass
 from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["BackwardPasses", "OpaqueModules", "gradients_wanted"]
@@ -74,7 +75,7 @@ class BackwardPasses:
         passes: set[int] = set()
 
         def reached(_gradients: Any) -> None:
-            task = torch._C._current_graph_task_id()
+            task = running_pass()
             if task not in passes:
                 passes.add(task)
                 on_pass()

@@ -13,7 +13,8 @@ from torch.autograd.function import BackwardCFunction
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
-from mfu_monitor.internals.custom_forwards import context_of, next_sequence_number
+from mfu_monitor.internals.autograd_state import next_sequence_nr, running_node, running_pass
+from mfu_monitor.internals.custom_forwards import context_of
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
@@ -21,7 +22,7 @@ __all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
 
 def backward_is_running() -> bool:
     """True on a thread that executes a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return running_pass() != -1
 
 
 def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool, updates: bool = False) -> Phase:
@@ -57,7 +58,7 @@ def _custom_backward_recomputes(site: CallSite, *, repeats_forward: bool) -> boo
     # graph of a forward.
     if torch.is_grad_enabled() and site.create_graph is False:
         return True
-    return repeats_forward and isinstance(torch._C._current_autograd_node(), BackwardCFunction)
+    return repeats_forward and isinstance(running_node(), BackwardCFunction)
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class GradModeMemory:
         call = self._open
         if call is None:
             return
-        if call.number == next_sequence_number():
+        if call.number == next_sequence_nr():
             call.results.extend(weakref.ref(t) for t in outputs)
             return
         self._open = None
@@ -104,7 +105,7 @@ class GradModeMemory:
         if not _asks_for_gradients(site.function_forwards[-1]):
             return
         if self._open is None:
-            self._open = _OpenForward(next_sequence_number())
+            self._open = _OpenForward(next_sequence_nr())
             self._open.results.extend(weakref.ref(t) for t in outputs)
         self._open.entries.append(entry)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mfu_monitor.formulas.attention_dense import (
@@ -18,6 +17,7 @@ from mfu_monitor.formulas.attention_dense import (
 )
 from mfu_monitor.formulas.attention_masks import attended_pairs
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
+from mfu_monitor.internals.autograd_state import running_node
 
 __all__ = [
     "UNREADABLE_MASK_NOTE",
@@ -163,7 +163,7 @@ def needed_gradients(call: OperatorCall) -> tuple[bool, bool, bool]:
 
 
 def _gradients_of_current_node() -> Sequence[bool]:
-    node = torch._C._current_autograd_node()
+    node = running_node()
     if node is None or not node.name().lstrip("_").startswith(_NODES_WITH_QKV_FIRST):
         return (True, True, True)
     edges = [following is not None for following, _ in node.next_functions[:3]]

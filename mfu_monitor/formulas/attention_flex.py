@@ -27,6 +27,7 @@ from mfu_monitor.formulas.attention_cost import AttentionWork, backward_cost, fo
 from mfu_monitor.formulas.attention_masks import CHUNK_ELEMENTS, has_content
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.registry import formula
+from mfu_monitor.internals.dynamo import indexing_by_tensors
 
 __all__ = ["FlexPairs", "flex_backward_cost", "flex_forward_cost", "flex_pairs"]
 
@@ -199,15 +200,8 @@ def _vectorised(mask_mod: Callable[..., Tensor], buffers: int) -> Callable[..., 
     over_strips = torch.vmap(over_rows, in_dims=(0, 0, 0, 0, *unbatched))
 
     def ask(*arguments: Any) -> Tensor:
-        with _indexing_by_tensors():
+        with indexing_by_tensors():
             kept: Tensor = over_strips(*arguments)
         return kept
 
     return ask
-
-
-def _indexing_by_tensors() -> Any:
-    """What flex_attention itself enters so that ``buffer[q_idx]`` works under vmap."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    return TransformGetItemToIndex()

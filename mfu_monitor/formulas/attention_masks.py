@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+
+from mfu_monitor.internals.tensors import is_fake
 
 __all__ = [
     "CHUNK_ELEMENTS",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mfu_monitor.errors import MFUMonitorError
+from mfu_monitor.internals.tensors import is_fake
 
 __all__ = ["OpCost", "OperatorCall", "UncountableCallError", "read_integers"]
 
@@ -78,7 +78,7 @@ def read_integers(tensor: Any) -> list[int] | None:
     Reading waits for the device, so only formulas whose answer shapes do not hold may use it:
     they run on counted steps.
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta" or is_fake(tensor):
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return None

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.internals.dispatcher import schema_of
+
 __all__ = ["IGNORED_GROUPS", "REPORTED", "is_ignored"]
 
 IGNORED_GROUPS: Mapping[str, str] = {
@@ -253,7 +255,7 @@ def _bases(name: str) -> Iterator[str]:
 def _overloads(name: str) -> list[Any]:
     namespace, _, bare = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), bare, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if packet is None or not hasattr(packet, "overloads"):
         return []  # not imported, or a higher-order operator
     return [getattr(packet, overload) for overload in packet.overloads()]
 
@@ -263,5 +265,5 @@ def _is_tagged(overload: Any) -> bool:
 
 
 def _only_makes_views(overload: Any) -> bool:
-    returns = overload._schema.returns
+    returns = schema_of(overload).returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -6,6 +6,7 @@ costs ``2 * numel(result) * contraction``, whatever its rank, batch or broadcast
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError, read_integers
 from mfu_monitor.formulas.nested import is_strided_nested, nested_matmul_flops
 from mfu_monitor.formulas.registry import formula
+from mfu_monitor.internals.tensors import sparse_parts
 
 __all__ = ["contraction_flops", "matmul_flops", "sparse_matmul_flops", "trilinear_flops"]
 
@@ -484,7 +486,10 @@ def stored_values(tensor: torch.Tensor) -> int:
     if isinstance(tensor, torch.sparse.SparseSemiStructuredTensor):
         return tensor.numel() // 2
     if tensor.layout is torch.sparse_coo:
-        return int(tensor._nnz())
+        parts = sparse_parts(tensor)
+        if parts is None:
+            raise UncountableCallError("this torch does not give how many values a COO tensor keeps")
+        return parts[0].numel() // math.prod(parts[0].shape[1:])
     return tensor.values().numel()
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.formulas.cost import UncountableCallError
+from mfu_monitor.internals.tensors import sequence_sizes
+
 __all__ = ["is_strided_nested", "nested_matmul_flops", "nested_sizes"]
 
 
@@ -26,7 +29,10 @@ def nested_sizes(operand: Any) -> list[tuple[int, ...]]:
         >>> nested_sizes(torch.nested.nested_tensor([torch.zeros(8, 128, 64), torch.zeros(8, 64, 64)]))
         [(8, 128, 64), (8, 64, 64)]
     """
-    return [tuple(int(size) for size in row) for row in operand._nested_tensor_size().tolist()]
+    sizes = sequence_sizes(operand)
+    if sizes is None:
+        raise UncountableCallError("this torch does not give the sizes of a strided nested tensor's sequences")
+    return sizes
 
 
 def nested_matmul_flops(left: Any, right: Any) -> int:

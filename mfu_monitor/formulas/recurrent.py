@@ -19,6 +19,7 @@ import torch
 
 from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.registry import formula
+from mfu_monitor.internals.autograd_state import running_node
 
 __all__ = ["RecurrentLayer", "recurrent_backward_flops", "recurrent_forward_flops"]
 
@@ -109,7 +110,7 @@ def _onednn_layer_backward(call: OperatorCall) -> OpCost:
 
 def _gradients_needed(node_name: str, inputs: int) -> Sequence[bool]:
     """Which inputs of the running backward node need a gradient; all of them where no such node runs."""
-    node: Any = torch._C._current_autograd_node()
+    node: Any = running_node()
     if node is None or node.name() != node_name or len(node.next_functions) != inputs:
         return [True] * inputs
     return [function is not None for function, _ in node.next_functions]

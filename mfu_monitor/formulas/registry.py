@@ -15,12 +15,12 @@ from reprlib import repr as short
 from typing import Any, TypeVar
 
 import torch
-from torch._library.custom_ops import CustomOpDef
-from torch.utils._pytree import tree_map
 
 from mfu_monitor.errors import ConfigurationError, MFUMonitorError, text_of
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.ignored import is_ignored
+from mfu_monitor.internals.dispatcher import qualified_name, schema_of
+from mfu_monitor.internals.tensors import map_tensors
 
 __all__ = [
     "Formula",
@@ -60,7 +60,7 @@ class FormulaError(MFUMonitorError, ValueError):
 
 def operator_name(func: Any) -> str:
     """Qualified name without overload: ``"aten::mm"``, ``"higher_order::flex_attention"`` for what has no schema."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is not None:
         return str(schema.name)
     return f"higher_order::{func.name() if callable(getattr(func, 'name', None)) else func.__name__}"
@@ -91,7 +91,7 @@ def bind_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], outpu
 
 @functools.cache
 def _parameters(func: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is not None:
         arguments = schema.arguments
         return tuple(a.name for a in arguments), {a.name: a.default_value for a in arguments if a.has_default_value()}
@@ -208,12 +208,8 @@ def _qualified_name(op: Any) -> str:
     if isinstance(op, str):
         if "::" in op:
             return op.split(".")[0]
-    elif isinstance(op, torch._ops.OpOverloadPacket):
-        return str(op._qualified_op_name)
-    elif isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
-        return operator_name(op)
-    elif isinstance(op, CustomOpDef):
-        return str(op._qualname)
+    elif (name := qualified_name(op)) is not None:
+        return name
     raise ConfigurationError(
         f"a FLOP formula cannot be registered for {op!r}: expected torch.ops.<namespace>.<name>, one of its overloads, "
         'what torch.library.custom_op returned, or a qualified name such as "mylib::attn". '
@@ -222,7 +218,7 @@ def _qualified_name(op: Any) -> str:
 
 
 def _shapes_for_tensors(values: Any) -> Any:
-    return tree_map(lambda v: v.shape if isinstance(v, torch.Tensor) else v, values)
+    return map_tensors(lambda tensor: tensor.shape, values)
 
 
 def _accepted(

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from mfu_monitor.formulas.registry import operator_name
-from mfu_monitor.internals.tensors import tensors_in
+from mfu_monitor.internals.dispatcher import schema_of
+from mfu_monitor.internals.tensors import sparse_parts, tensors_in
 
 __all__ = ["bytes_accessed", "tensor_bytes"]
 
@@ -69,7 +70,7 @@ class _Rule:
 
 @functools.cache
 def _rule(func: Any) -> _Rule:
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is None:
         return _Rule()
     name = operator_name(func)
@@ -89,7 +90,7 @@ def _rule(func: Any) -> _Rule:
 def _is_view(func: Any) -> bool:
     if torch.Tag.inplace_view in func.tags:
         return True
-    returns = func._schema.returns
+    returns = schema_of(func).returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
@@ -174,7 +175,7 @@ def _composite_bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.jagged:
         return tensor_bytes(tensor.values())
     if tensor.layout is torch.sparse_coo:
-        return tensor_bytes(tensor._values()) + tensor_bytes(tensor._indices())
+        return sum(tensor_bytes(part) for part in sparse_parts(tensor) or ())
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return sum(tensor_bytes(part) for part in (tensor.values(), tensor.crow_indices(), tensor.col_indices()))
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -166,14 +166,14 @@ def _product(device: torch.device, precision: str, shape: Shape) -> Callable[[],
     generator = torch.Generator(device=device).manual_seed(_SEED)
     if precision == "int8":
         a, b = (torch.randint(-8, 8, s, generator=generator, device=device, dtype=torch.int8) for s in ((m, k), (k, n)))
-        return lambda: torch._int_mm(a, b)
+        return lambda: torch.ops.aten._int_mm(a, b)
     dtype = _DTYPES[precision]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x, y = (torch.randn(s, generator=generator, device=device, dtype=wide) for s in ((m, k), (n, k)))
     if precision == "fp8":
         one = torch.ones((), device=device, dtype=torch.float32)
         x8, y8 = x.to(dtype), y.to(dtype)
-        return lambda: torch._scaled_mm(x8, y8.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return lambda: torch.ops.aten._scaled_mm(x8, y8.t(), one, one, out_dtype=torch.bfloat16)
     x, y = x.to(dtype), y.to(dtype)
     out = torch.zeros(m, n, device=device, dtype=dtype)
     return lambda: torch.mm(x, y.t(), out=out)

@@ -11,10 +11,9 @@ import weakref
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
 
-__all__ = ["ForwardCodes", "context_of", "next_sequence_number"]
+__all__ = ["ForwardCodes", "context_of"]
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -74,8 +73,3 @@ def context_of(frame: FrameType) -> Any:
     else:
         first = None
     return first if isinstance(first, FunctionCtx) else None
-
-
-def next_sequence_number() -> int:
-    """The number of the next autograd node of this thread; each call of a custom function takes one."""
-    return int(torch._C._autograd._get_sequence_nr())

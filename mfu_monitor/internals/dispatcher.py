@@ -14,12 +14,17 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.internals.facts import fact
+
 __all__ = [
     "ModeSeat",
+    "dispatch_mode_base",
     "is_composite",
     "modes_on_stack",
+    "qualified_name",
     "remove_mode",
     "runs_composite",
+    "schema_of",
     "without_dispatch_modes",
 ]
 
@@ -34,9 +39,7 @@ _WHOLE = (
 @cache
 def is_composite(func: Any) -> bool:
     """True for an operator that torch can run as a composition of others."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return False
-    return _has_kernel(func, "CompositeImplicitAutograd")
+    return _is_overload(func) and _has_kernel(func, "CompositeImplicitAutograd")
 
 
 def runs_composite(func: Any, tensors: Iterable[torch.Tensor]) -> bool:
@@ -49,39 +52,98 @@ def runs_composite(func: Any, tensors: Iterable[torch.Tensor]) -> bool:
     return not (_has_kernel(func, key) or any(_has_kernel(func, alias) and _serves(alias, key) for alias in _WHOLE))
 
 
+@fact("torch._ops.OpOverload", lost="composite operators are reported as not counted", otherwise=False)
+def _is_overload(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload)
+
+
 @cache
 def _serves(alias: str, key: str) -> bool:
+    return _is_included(alias, key)
+
+
+@fact("torch._C._dispatch_is_included_in_alias", lost="some composite operators are not counted", otherwise=True)
+def _is_included(alias: str, key: str) -> bool:
     keys = torch._C.DispatchKey
-    if not hasattr(torch._C, "_dispatch_is_included_in_alias"):
-        return True
     return bool(torch._C._dispatch_is_included_in_alias(getattr(keys, key), getattr(keys, alias)))
+
+
+@fact("torch._C._dispatch_keyset_full_after", lost="composite operators are reported as not counted")
+def _keys_below(tensors: tuple[torch.Tensor, ...]) -> Any:
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    for tensor in tensors:
+        keys = keys | (torch._C._dispatch_keys(tensor) & below)
+    return keys.highestPriorityTypeId().name
 
 
 def backend_key(tensors: Iterable[torch.Tensor]) -> str | None:
     """Name of the key whose kernel a call below autograd runs, ``"CPU"`` or ``"SparseCUDA"``; None if unknown."""
-    try:
-        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-        for tensor in tensors:
-            keys = keys | (torch._C._dispatch_keys(tensor) & below)
-        return str(keys.highestPriorityTypeId().name)
-    except (AttributeError, TypeError):
-        return None
+    key = _keys_below(tuple(tensors))
+    return None if key is None else str(key)
 
 
+@fact("torch._C._dispatch_has_kernel_for_dispatch_key", lost="composite operators are not counted", otherwise=False)
 def _has_kernel(func: Any, key: str) -> bool:
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
-    except (AttributeError, RuntimeError):  # TorchScript operators such as prim::device are not the dispatcher's
+    except RuntimeError:  # TorchScript operators such as prim::device are not the dispatcher's
         return False
 
 
-def without_dispatch_modes() -> AbstractContextManager[Any]:
-    """Leaves the dispatch modes on the stack out for the length of a block; without it (since torch 2.1) they stay."""
+@fact("torch.utils._python_dispatch._disable_current_modes", lost="reading a mask is counted as work of the step")
+def _modes_off() -> Any:
     from torch.utils import _python_dispatch
 
-    disable = getattr(_python_dispatch, "_disable_current_modes", None)
-    return nullcontext() if disable is None else disable()
+    return _python_dispatch._disable_current_modes()
+
+
+def without_dispatch_modes() -> AbstractContextManager[Any]:
+    """Leaves the dispatch modes on the stack out for the length of a block; where it is missing they stay."""
+    return _modes_off() or nullcontext()
+
+
+class _NoMode:
+    """In the place of torch's dispatch mode where there is none: sees nothing, so that the self-check fails."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+@fact("torch.utils._python_dispatch.TorchDispatchMode", lost="no operator is seen", otherwise=_NoMode)
+def dispatch_mode_base() -> type[Any]:
+    """The class that modes derive from, each operator that runs inside going to its ``__torch_dispatch__``."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+@fact("torch._ops.OpOverload._schema", lost="operators have no names, so that none is counted")
+def _read_schema(func: Any) -> Any:
+    return func._schema
+
+
+def schema_of(func: Any) -> Any:
+    """Name, arguments and returns of an operator; None for a higher-order operator, which has none."""
+    schema = getattr(func, "_schema", None)
+    return _read_schema(func) if schema is None and _is_overload(func) else schema
+
+
+@fact("torch._ops.OpOverloadPacket", lost="formulas can be registered by text alone")
+def qualified_name(op: Any) -> str | None:
+    """``"mylib::attn"`` of ``torch.ops.mylib.attn``, of an overload and of a custom operator; None for others."""
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return str(op._qualified_op_name)
+    if isinstance(op, torch._ops.OpOverload):
+        return str(op._schema.name)
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        return f"higher_order::{op.name()}"
+    from torch._library.custom_ops import CustomOpDef
+
+    return str(op._qualname) if isinstance(op, CustomOpDef) else None
 
 
 class ModeSeat:

@@ -1,13 +1,15 @@
-"""The tensors in an operator's arguments or results."""
+"""The tensors in an operator's arguments or results, and what of a tensor is not public."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["tensors_in"]
+from mfu_monitor.internals.facts import fact
+
+__all__ = ["is_fake", "map_tensors", "sequence_sizes", "sparse_parts", "storage_id", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -20,3 +22,54 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """``value`` with every tensor of nested tuples, lists and dicts replaced by what ``function`` makes of it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: map_tensors(function, item) for name, item in value.items()}
+    return value
+
+
+@fact("torch._subclasses.fake_tensor.is_fake", lost="a fake tensor is taken for one with contents", otherwise=False)
+def is_fake(tensor: Any) -> bool:
+    """True for a tensor of shapes without contents, also inside wrappers."""
+    from torch._subclasses.fake_tensor import is_fake as asked
+
+    return isinstance(tensor, torch.Tensor) and bool(asked(tensor))
+
+
+@fact("torch.UntypedStorage._cdata", lost="views of a parameter are not known as such, so that it may read as unused")
+def _read_address(storage: Any) -> int | None:
+    return int(storage._cdata)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all views of one storage; the tensor's own where it has none, or where it is not known."""
+    try:
+        found = _read_address(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # sparse layouts and some wrapper subclasses have no storage
+        found = None
+    return id(tensor) if found is None else found
+
+
+@fact("torch.Tensor._nested_tensor_size", lost="products of strided nested tensors are reported as not counted")
+def sequence_sizes(operand: Any) -> list[tuple[int, ...]] | None:
+    """Shape of each sequence of a strided nested tensor; they lie on the host, so nothing waits. None if unknown.
+
+    Example:
+        >>> sequence_sizes(torch.nested.nested_tensor([torch.zeros(8, 128, 64), torch.zeros(8, 64, 64)]))
+        [(8, 128, 64), (8, 64, 64)]
+    """
+    return [tuple(int(size) for size in row) for row in operand._nested_tensor_size().tolist()]
+
+
+@fact("torch.Tensor._values", lost="products of COO tensors are reported as not counted")
+def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Values and indices of a COO tensor, coalesced or not; None if unknown."""
+    return tensor._values(), tensor._indices()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 
-__all__ = ["GcPauseMeter", "TrainingProbes", "allocation_retries", "compiled_graphs", "cpu_wait_s_by_thread"]
+__all__ = ["GcPauseMeter", "TrainingProbes", "allocation_retries", "cpu_wait_s_by_thread"]
 
 
 class GcPauseMeter:
@@ -52,19 +51,6 @@ class GcPauseMeter:
             self.seconds += self._clock() - self._started_s
             self.collections += 1
             self._started_s = None
-
-
-def compiled_graphs() -> int | None:
-    """Graphs that dynamo has made in this process so far; each one after warm-up is a recompilation.
-
-    None where dynamo was never imported. Reads its counters and changes nothing; a reset by somebody else shows as a
-    smaller number.
-    """
-    utils = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(utils, "counters", None)
-    if counters is None or "stats" not in counters:  # a look-up with [] would make the key: it is a defaultdict
-        return None
-    return int(counters["stats"].get("unique_graphs", 0))
 
 
 def allocation_retries(device: torch.device | None) -> int | None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
-from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ from mfu_monitor.timing.probes import (
     GcPauseMeter,
     TrainingProbes,
     allocation_retries,
-    compiled_graphs,
     cpu_wait_s_by_thread,
 )
 from mfu_monitor.timing.step_window import StepWindow
@@ -68,28 +64,6 @@ def test_a_stop_in_the_middle_of_a_collection_counts_nothing() -> None:
     meter.stop()
     meter._on_collection("stop", {})
     assert meter.seconds == 0.0
-
-
-def test_dynamos_counters_are_read_and_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
-    assert compiled_graphs() is None
-    assert dict(counters) == {}
-    counters["stats"]["unique_graphs"] = 3
-    assert compiled_graphs() == 3
-
-
-def test_each_new_shape_of_a_static_graph_is_one_more_graph() -> None:
-    @torch.compile(backend="eager", dynamic=False)
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    double(torch.ones(2))
-    before = compiled_graphs()
-    assert before is not None
-    for width in (3, 4, 3):
-        double(torch.ones(width))
-    assert compiled_graphs() == before + 2
 
 
 def test_allocation_retries_are_read_for_a_cuda_device_only(monkeypatch: pytest.MonkeyPatch) -> None:

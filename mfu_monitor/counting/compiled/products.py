@@ -20,6 +20,7 @@ from mfu_monitor.formulas.attention_flex import flex_backward_cost, flex_forward
 from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.registry import bind_call, find_formula, is_ignored, operator_name
 from mfu_monitor.hardware.precision import matmul_precision
+from mfu_monitor.internals.dispatcher import schema_of
 
 __all__ = ["CompiledProduct", "CompiledRun", "count_graph"]
 
@@ -167,7 +168,7 @@ def _cost_of(graph: TextGraph, node: GraphNode, values: GraphValues, run: Compil
         if not is_ignored(name) and not name.startswith(("prims::", "inductor::")):
             run.unsupported.append((name, _operand_shapes(node, values)))
         return None
-    names = [a.name for a in getattr(getattr(operator, "_schema", None), "arguments", ())]
+    names = [a.name for a in getattr(schema_of(operator), "arguments", ())]
     args = tuple(
         _argument(argument, names[i] if i < len(names) else "", values) for i, argument in enumerate(node.call.args)
     )

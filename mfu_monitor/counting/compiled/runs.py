@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mfu_monitor.counting.compiled.attention import Score
 from mfu_monitor.counting.compiled.gradients import gradient_paths
@@ -19,6 +18,8 @@ from mfu_monitor.counting.compiled.products import CompiledProduct, CompiledRun,
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.step_record import Phase
+from mfu_monitor.internals.autograd_state import running_pass
+from mfu_monitor.internals.dispatcher import without_dispatch_modes
 
 __all__ = ["CompiledCounter", "RunSite", "reads_gradients"]
 
@@ -75,7 +76,7 @@ class CompiledCounter:
         Compiled autograd hands its first graph the root gradients first. Where its backward breaks into several graphs
         the later ones do not say what is a gradient.
         """
-        task = torch._C._current_graph_task_id()
+        task = running_pass()
         if not site.in_compiled_autograd or task == self._last_compiled_backward:
             return 0
         self._last_compiled_backward = task
@@ -84,7 +85,7 @@ class CompiledCounter:
     def saw_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, site: RunSite) -> None:
         """A compiled graph is about to run."""
         forward = self._take_forward_of(graph) if is_backward else None
-        with _disable_current_modes():
+        with without_dispatch_modes():
             known = forward.scores if forward is not None else {}
             run = count_graph(
                 graph, inputs, is_backward=is_backward, known_scores=known, root_gradients=site.root_gradients

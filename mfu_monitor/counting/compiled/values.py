@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mfu_monitor.counting.compiled.graph import GraphNode, TextGraph, evaluate_size
+from mfu_monitor.internals.dispatcher import without_dispatch_modes
 
 __all__ = ["GraphValues", "resolve_operator"]
 
@@ -62,7 +62,7 @@ class GraphValues:
 
         None where that would draw random numbers, run a product, or take too much memory.
         """
-        with _disable_current_modes(), torch.no_grad():
+        with without_dispatch_modes(), torch.no_grad():
             value = self._compute(name)
         return value if isinstance(value, torch.Tensor) else None
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mfu_monitor.timing.compiles import compiled_frames, latest_recompile
+from mfu_monitor.internals.dynamo import compiled_frames, latest_recompile
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,6 @@ def test_the_latest_recompile_is_named_with_its_reason() -> None:
     compiled(torch.ones(3))
     told = latest_recompile()
     assert told is not None
-    assert told.startswith("doubled (test_compiles.py): ")
+    assert told.startswith("doubled (test_dynamo.py): ")
     assert "size mismatch" in told
     torch._dynamo.reset()

@@ -1,0 +1,35 @@
+"""What autograd's engine does now: the pass that runs, its node, and the numbers that tie a node to its forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mfu_monitor.internals.facts import fact
+
+__all__ = ["next_sequence_nr", "running_node", "running_pass", "sequence_nr"]
+
+
+@fact("torch._C._current_graph_task_id", lost="backward cannot be told from forward", otherwise=-1)
+def running_pass() -> int:
+    """Number of the backward pass that runs on this thread; -1 where none runs, and where it is not known."""
+    return int(torch._C._current_graph_task_id())
+
+
+@fact("torch._C._current_autograd_node", lost="gradients are not tied to their forward and parameter")
+def running_node() -> Any:
+    """The autograd node that the engine executes on this thread; None outside backward, and where it is not known."""
+    return torch._C._current_autograd_node()
+
+
+@fact("torch._C._autograd._get_sequence_nr", lost="gradients are not tied to their forward", otherwise=-1)
+def next_sequence_nr() -> int:
+    """The number that the next node of this thread gets: each call of a custom function takes one. Inside a forward kernel its own node has the one before."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+@fact("torch.autograd.graph.Node._sequence_nr", lost="gradients are not tied to their forward", otherwise=-3)
+def sequence_nr(node: Any) -> int:
+    """The number that a node got when its forward ran; one that no forward has where it is not known."""
+    return int(node._sequence_nr())

@@ -1,0 +1,93 @@
+"""The code objects by which frames on the Python stack are known: modules, the engine, optimizers, checkpoints.
+
+Read once, when first asked. A name that is gone gives the empty set, which no frame is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils import checkpoint
+
+from mfu_monitor.internals.facts import fact
+
+__all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes"]
+
+Codes = frozenset[CodeType]
+_NONE: Codes = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCodes:
+    """What a frame's code is compared with."""
+
+    module_call: Codes
+    engine: Codes
+    custom_backward: Codes
+    optimizer_step: Codes
+    checkpoint_entry: Codes
+    checkpoint_file: str
+    compiled_autograd_file: str
+    compiled_call: str
+    """A closure of ``torch._dynamo.eval_frame``, which is not imported for its sake."""
+
+
+@cache
+def known_codes() -> KnownCodes:
+    """All of them, for this torch."""
+    return KnownCodes(
+        module_call=_module_call(),
+        engine=_engine(),
+        custom_backward=_custom_backward(),
+        optimizer_step=_optimizer_step(),
+        checkpoint_entry=_checkpoint_entry(),
+        checkpoint_file=checkpoint.__file__,
+        compiled_autograd_file=str(Path(torch.__file__).parent / "_dynamo" / "compiled_autograd.py"),
+        compiled_call="compile_wrapper",
+    )
+
+
+@fact("torch.nn.Module._call_impl", lost="modules are not named, nor known where they run again", otherwise=_NONE)
+def _module_call() -> Codes:
+    module: Any = torch.nn.Module
+    return frozenset({module._call_impl.__code__, module._wrapped_call_impl.__code__})
+
+
+@fact("torch.autograd.graph._engine_run_backward", lost="create_graph of a backward is not known", otherwise=_NONE)
+def _engine() -> Codes:
+    return frozenset({torch.autograd.graph._engine_run_backward.__code__})
+
+
+@fact("torch.autograd.function.BackwardCFunction.apply", lost="custom backwards are not known", otherwise=_NONE)
+def _custom_backward() -> Codes:
+    boxed = getattr(BackwardCFunction, "apply_boxed", None)  # since torch 2.14
+    return frozenset(f.__code__ for f in (BackwardCFunction.apply, boxed) if f is not None)
+
+
+@fact("torch.optim.Optimizer.profile_hook_step", lost="work of optimizers is not told from others'", otherwise=_NONE)
+def _optimizer_step() -> Codes:
+    inner: Any = torch.optim.Optimizer.profile_hook_step
+    found = [c for c in inner.__code__.co_consts if isinstance(c, CodeType) and c.co_name == "wrapper"]
+    if not found:
+        raise AttributeError("profile_hook_step.<locals>.wrapper")
+    return frozenset(found)
+
+
+@fact("torch.utils.checkpoint.checkpoint", lost="checkpointed regions are not known", otherwise=_NONE)
+def _checkpoint_entry() -> Codes:
+    function: Any = checkpoint.checkpoint
+    return frozenset({function.__code__})
+
+
+def is_compiled_wrapper(module: Any) -> bool:
+    """True for what holds a graph that a compiler made or interprets: no module of the user's.
+
+    ``_orig_mod`` of ``torch.compile``'s wrapper, since torch 2.0; without it a wrapped graph is named as a module.
+    """
+    return isinstance(getattr(module, "_orig_mod", module), torch.fx.GraphModule)
