@@ -20,6 +20,7 @@ from mfu_monitor.counting.dispatch import CountingMode
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.errors import UncountedWorkWarning, warn
 from mfu_monitor.internals.dispatcher import without_dispatch_modes
+from mfu_monitor.internals.facts import missing_facts
 
 __all__ = ["Capability", "failed_capabilities"]
 
@@ -30,8 +31,8 @@ PRODUCT = 2 * N**3
 Parts = tuple[int, int, int]
 """Model, recompute and other FLOPs."""
 
-_found: dict[str, tuple[str, ...]] = {}
-"""What failed, by torch version: asked once a process."""
+_found: dict[tuple[str, int], tuple[str, ...]] = {}
+"""What failed, by torch version and how many facts are missing: asked once a process, and when one more is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,12 @@ def failed_capabilities() -> tuple[str, ...]:
     The first call takes some tens of milliseconds and gives one ``UncountedWorkWarning`` where something failed.
     """
     version = torch.__version__
-    if version not in _found:
-        _found[version] = failed = tuple(text for c in CAPABILITIES if (text := _failure(c)) is not None)
+    if (version, len(missing_facts())) not in _found:
+        wrong = [text for c in CAPABILITIES if (text := _failure(c)) is not None]
+        # Asked after the steps, which are what misses them; one that is missed later is named then.
+        missing = missing_facts()
+        failed = (*wrong, *(f"{known.name} is missing, so that {known.lost}" for known in missing))
+        _found[version, len(missing)] = failed
         if failed:
             warn(
                 f"the counter does not count rightly with torch {version}: {'; '.join(failed)}. No count of this "
@@ -58,7 +63,7 @@ def failed_capabilities() -> tuple[str, ...]:
                 "Use a torch version that docs/versions.md lists, or report this line.",
                 UncountedWorkWarning,
             )
-    return _found[version]
+    return _found[version, len(missing_facts())]
 
 
 def _failure(capability: Capability) -> str | None:

@@ -25,7 +25,10 @@ def running_node() -> Any:
 
 @fact("torch._C._autograd._get_sequence_nr", lost="gradients are not tied to their forward", otherwise=-1)
 def next_sequence_nr() -> int:
-    """The number that the next node of this thread gets: each call of a custom function takes one. Inside a forward kernel its own node has the one before."""
+    """The number that the next node of this thread gets: each call of a custom function takes one.
+
+    Inside a forward kernel its own node has the number before.
+    """
     return int(torch._C._autograd._get_sequence_nr())
 
 
