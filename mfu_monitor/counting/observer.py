@@ -20,6 +20,7 @@ from mfu_monitor.counting.custom_functions import FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.gradient_flow import GradientFlow
+from mfu_monitor.counting.hidden_work import HiddenWork
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
@@ -80,6 +81,7 @@ class StepObserver:
         self._grad_mode = GradModeMemory()
         self._functions = FunctionRepeats()
         self._gradients = GradientFlow()
+        self._hidden = HiddenWork(model)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
         self.fault: Exception | None = None
@@ -89,6 +91,9 @@ class StepObserver:
         """Everything seen so far; no operator at all after a fault of ours."""
         if self.fault is not None:
             return StepRecord(notes=tuple(self.ledger.notes), is_training=self.ledger.saw_backward, incomplete=True)
+        for note in self._hidden.notes():
+            self.ledger.incomplete = True
+            self.ledger.note(note)
         return self.ledger.close(
             count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
         )
@@ -119,8 +124,10 @@ class StepObserver:
             return
         self._grad_mode.settle(outputs)
         in_backward = backward_is_running()
+        node = running_node() if in_backward else None
         if in_backward:
-            self._note_backward()
+            self._note_backward(node)
+        self._hidden.saw(func, operands, outputs, node)
         if _is_view(func):
             return
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
@@ -142,6 +149,8 @@ class StepObserver:
             bytes_accessed=bytes_accessed(func, args, kwargs, output),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
+        if (site.function_forwards or site.in_custom_backward) and not link.is_opaque:
+            self._hidden.saw_room(name, site, outputs, node)
         found = find_formula(name)
         if phase is not Phase.OPTIMIZER and not entry.without_grad:
             self._coverage.saw(name, operands, outputs, is_product=found is not None)
@@ -193,6 +202,8 @@ class StepObserver:
         link = self._link("inductor::graph", site, forward, phase)
         if phase is not Phase.OPTIMIZER:
             self._coverage.touch(x for x in inputs if isinstance(x, torch.Tensor))
+        if site.in_compiled_autograd:
+            self._hidden.saw_compiled_backward(inputs)
         if link.is_opaque:
             return
         without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
@@ -224,9 +235,8 @@ class StepObserver:
             "so the formula was not asked. Give the counter the model that holds it: FlopCounter(model)"
         )
 
-    def _note_backward(self) -> None:
+    def _note_backward(self, node: Any) -> None:
         self.ledger.saw_backward = True
-        node = running_node()
         if node is not None:
             self._coverage.saw_gradient(node)
             variable = getattr(node, "variable", None)
@@ -288,6 +298,7 @@ class StepObserver:
             self._math_attention.saw_product(Product(entry, link), operands, outputs[0] if outputs else None)
 
     def _saw_opaque_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._hidden.cover(tensors_in(output))
         try:
             self._price_opaque_forward(module, args, kwargs, output)
         except FormulaError as error:

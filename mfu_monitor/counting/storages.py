@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["ByStorage"]
+__all__ = ["ByStorage", "storage_of"]
 
 T = TypeVar("T")
 
@@ -28,22 +28,29 @@ class ByStorage(Generic[T]):
 
     def set(self, tensor: torch.Tensor, value: T) -> None:
         """Remember a value for the tensor's storage; nothing where the tensor has none."""
-        reference = _reference(tensor)
+        reference = storage_of(tensor)
         if reference is not None:
             self._known[reference.cdata] = (reference, value)
 
     def get(self, tensor: torch.Tensor) -> T | None:
         """What is known of the tensor's storage."""
-        reference = _reference(tensor) if self._known else None
+        reference = storage_of(tensor) if self._known else None
         found = self._known.get(reference.cdata) if reference is not None else None
         return None if found is None else found[1]
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Know nothing of the tensor's storage any more."""
+        reference = storage_of(tensor) if self._known else None
+        if reference is not None:
+            self._known.pop(reference.cdata, None)
 
     def first(self, tensors: Iterable[torch.Tensor]) -> T | None:
         """What is known of the first tensor of which anything is."""
         return next((value for t in tensors if (value := self.get(t)) is not None), None)
 
 
-def _reference(tensor: torch.Tensor) -> StorageWeakRef | None:
+def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """A weak reference to the tensor's storage; None where it has none."""
     try:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # sparse layouts have no storage
