@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.internals.dispatcher import schema_of
+
 __all__ = ["function_of_users", "may_write", "version_of"]
 
 
@@ -30,5 +32,5 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 def may_write(func: Any) -> bool:
     """True where an operator writes its operands by its schema, or where the schema does not say."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     return schema is None or not schema.name.startswith("aten::") or bool(schema.is_mutable)
