@@ -14,12 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 INTERNALS = ROOT / "mfu_monitor" / "internals"
 
-STILL_OUTSIDE: dict[str, int] = {
-    "mfu_monitor/counting/compiled/graph.py": 1,
-    "mfu_monitor/counting/compiled/watch.py": 1,
-}
-"""Uses that are yet to move, by file. The numbers may only shrink, and a file that is done loses its line."""
-
 OTHERS = ("lightning", "pytorch_lightning", "transformers", "accelerate")
 
 
@@ -159,17 +153,15 @@ FOUND = {name: [*private_uses(text), *foreign_attributes(text, OWN)] for name, t
 OUTSIDE = {name: uses for name, uses in FOUND.items() if not name.startswith("mfu_monitor/internals/") and uses}
 
 
-@pytest.mark.parametrize("name", sorted(OUTSIDE.keys() | STILL_OUTSIDE.keys()))
+@pytest.mark.parametrize("name", sorted(TEXTS))
 def test_private_names_are_read_in_internals_alone(name: str) -> None:
-    uses = OUTSIDE.get(name, [])
-    allowed = STILL_OUTSIDE.get(name, 0)
-    seen = "; ".join(f"line {line}: {used}" for line, used in uses)
-    assert len(uses) <= allowed, f"{name}: move to mfu_monitor/internals/: {seen}"
+    seen = "; ".join(f"line {line}: {used}" for line, used in OUTSIDE.get(name, []))
+    assert not seen, f"{name}: move to mfu_monitor/internals/: {seen}"
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_nothing_private_is_read_while_a_module_is_imported(name: str) -> None:
-    assert len(import_time_uses(TEXTS[name])) <= STILL_OUTSIDE.get(name, 0)
+    assert import_time_uses(TEXTS[name]) == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from mfu_monitor.counting.autograd_links import ForwardLink, SequenceLinks
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.runs import CompiledCounter, RunSite, reads_gradients
-from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes
+from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes, unavailable_reason
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
@@ -168,6 +168,8 @@ class StepObserver:
         if site.in_compiled_call and guards_notice_modes():
             self.ledger.incomplete = True
             self.ledger.note(COUNTED_IN_EAGER)
+        elif site.in_compiled_call and self.compiled_graphs.is_blind:
+            self._saw_unreadable_graph(unavailable_reason() or "nothing shows which graph runs")
         if site.model_in_optimizer:
             self.ledger.incomplete = True
             self.ledger.note(MODEL_IN_OPTIMIZER)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._dtype_abbrs import dtype_abbrs
+
+from mfu_monitor.internals.inductor import dtypes_by_abbreviation
 
 __all__ = ["GraphNode", "GraphParseError", "TensorSpec", "TextGraph", "parse_class", "parse_graph", "solve_sizes"]
 
-DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in dtype_abbrs.items()}
 _SPEC = re.compile(r"^(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:\[(?P<stride>[^\]]*)\])?(?P<device>[a-z]+(?::\d+)?)?$")
 _SYMBOL = re.compile(r"^Sym\((?P<expression>.*)\)$")
 _CLASS_NAME = re.compile(r"^(\s*)class <[^>]*>", re.MULTILINE)
@@ -178,9 +178,10 @@ def _annotation(annotation: ast.expr | None) -> TensorSpec | str | None:
         return None
     if symbol := _SYMBOL.match(annotation.value):
         return symbol["expression"]
-    if (spec := _SPEC.match(annotation.value)) and spec["dtype"] in DTYPES:
+    dtypes = dtypes_by_abbreviation()
+    if (spec := _SPEC.match(annotation.value)) and spec["dtype"] in dtypes:
         sizes = _split_sizes(spec["shape"]), _split_sizes(spec["stride"] or "")
-        return TensorSpec(DTYPES[spec["dtype"]], *sizes, (spec["device"] or "cpu").split(":")[0])
+        return TensorSpec(dtypes[spec["dtype"]], *sizes, (spec["device"] or "cpu").split(":")[0])
     return None
 
 

@@ -1,4 +1,4 @@
-"""The one place that touches private interfaces of torch's compiler.
+"""Watches which compiled graphs run in a counted step.
 
 ``CompiledFxGraph`` is what inductor hands out for every compiled graph, fresh or from the on-disk cache; it keeps the
 graph as text. For the length of a counted step its ``__call__`` shows which graph runs. Nothing of the compiled
@@ -23,7 +23,7 @@ import torch
 
 from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
 from mfu_monitor.counting.compiled.inline import inline_subgraphs
-from mfu_monitor.internals.inductor import fused_origins
+from mfu_monitor.internals.inductor import compiled_graph_class, dtypes_by_abbreviation, fused_origins
 from mfu_monitor.internals.patches import Wrap
 
 __all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
@@ -35,21 +35,15 @@ _parsed: dict[tuple[str, Any], TextGraph] = {}
 """By text and generated code: a graph is parsed once however often it is counted."""
 
 
-def _graph_class() -> Any:
-    try:
-        from torch._inductor.output_code import CompiledFxGraph
-    except ImportError:
-        return None
-    return CompiledFxGraph
-
-
 def unavailable_reason() -> str | None:
     """Why compiled graphs cannot be read with this torch; None where they can."""
-    graph_class = _graph_class()
+    graph_class = compiled_graph_class()
     if graph_class is None:
-        return "this torch has no torch._inductor.output_code.CompiledFxGraph"
+        return "this torch has no CompiledFxGraph where inductor kept it"
     if "inductor_post_grad_graph_str" not in getattr(graph_class, "__dataclass_fields__", {}):
         return "this torch keeps no text of its compiled graphs (CompiledFxGraph.inductor_post_grad_graph_str)"
+    if not dtypes_by_abbreviation():
+        return "this torch has no names of dtypes to read its compiled graphs with"
     return None
 
 
@@ -68,7 +62,7 @@ def eager_where_guards_notice_us() -> AbstractContextManager[Any]:
 
 
 class CompiledGraphWatch:
-    """Tells of every run of a compiled graph while attached.
+    """Reports every run of a compiled graph while attached.
 
     Args:
         on_run: called before a graph runs with its parsed text, its inputs, and whether it is a backward graph.
@@ -79,8 +73,13 @@ class CompiledGraphWatch:
         self._on_run = on_run
         self._on_unknown = on_unknown
         self._local = threading.local()
-        graph_class = _graph_class()
+        graph_class = compiled_graph_class()
         self._wrap = None if graph_class is None else Wrap(graph_class, "__call__", self._around_run)
+
+    @property
+    def is_blind(self) -> bool:
+        """True where this torch gives no way to see which graph runs: nobody is told of any."""
+        return self._wrap is None
 
     @property
     def is_inside_known_graph(self) -> bool:

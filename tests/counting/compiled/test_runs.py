@@ -277,6 +277,24 @@ def test_a_graph_that_cannot_be_read_makes_a_lower_bound_that_says_so(monkeypatc
     assert record.hardware_flops == 2 * (2 * 4 * 16 * 16)
 
 
+@compiled_code_runs_under_a_mode
+@pytest.mark.parametrize(
+    ("name", "gives", "said"),
+    [("compiled_graph_class", None, "no CompiledFxGraph"), ("dtypes_by_abbreviation", {}, "no names of dtypes")],
+)
+def test_what_a_torch_keeps_no_more_of_its_compiled_graphs_makes_a_lower_bound(monkeypatch, name, gives, said):
+    monkeypatch.setattr(inductor, name, lambda: gives)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+    compiled = torch.compile(model)
+    x = torch.randn(4, 16)
+    compiled(x).sum().backward()
+    with FlopCounter(model) as counter:
+        compiled(x).sum().backward()
+    assert counter.record.is_lower_bound
+    assert any(said in note for note in counter.record.notes)
+    assert counter.record.hardware_flops == 2 * (2 * 4 * 16 * 32) + 3 * (2 * 4 * 32 * 8)
+
+
 def test_before_torch_2_10_a_counted_step_runs_in_eager_and_compiled_code_stays(monkeypatch):
     for module in (inductor, observer_module):
         monkeypatch.setattr(module, "guards_notice_modes", lambda: True)
