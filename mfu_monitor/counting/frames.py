@@ -21,7 +21,7 @@ from torch import nn
 from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of
 from mfu_monitor.internals.stack import is_compiled_wrapper, known_codes
 
-__all__ = ["CallSite", "is_called_from", "read_call_site", "runs_inside"]
+__all__ = ["CallSite", "graph_tangents", "is_called_from", "read_call_site", "runs_inside"]
 
 
 _FORWARDS = ForwardCodes()
@@ -136,23 +136,23 @@ class _CalledByEngine:
     """
 
     def __init__(self) -> None:
-        self._is_users, self._is_of_autograd = False, False
+        self.is_users, self._is_of_autograd = False, False
 
     def saw(self, code: CodeType) -> None:
         """One frame more, going outwards."""
         name = code.co_filename
         known = known_codes()
         if code.co_name == "__torch_dispatch__":
-            self._is_users = False
+            self.is_users = False
         elif code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file):
             self._is_of_autograd = True
         elif not name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) or _COMMUNICATION_HOOKS in name:
-            self._is_users = True
+            self.is_users = True
 
     @property
     def is_hook(self) -> bool:
         """What was seen since the start is a hook's."""
-        return self._is_users and not self._is_of_autograd
+        return self.is_users and not self._is_of_autograd
 
 
 def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[CodeType | None]) -> None:
@@ -172,9 +172,25 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
             called = _CalledByEngine()
         elif code in known.optimizer_step:
             site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
+        elif code.co_filename == known.checkpoint_file and code not in known.checkpoint_entry and called.is_users:
+            # A backward pass of the user's own inside a region that runs again runs again too. A reentrant checkpoint
+            # also starts one itself, for the gradients: no frame of the user's lies between.
+            _note_checkpoint(site, code, in_backward=True)
         called.saw(code)
         inner_codes.add(code)
         frame = frame.f_back
+
+
+def graph_tangents(depth: int = 1) -> list[Any]:
+    """The incoming gradients of a backward graph of AOT's that is on the stack: it takes them out of its arguments."""
+    engine, frame = known_codes().engine, sys._getframe(depth)
+    while frame is not None and frame.f_code not in engine:
+        if frame.f_code.co_filename.startswith("<eval_with_key>"):
+            found = [value for name, value in frame.f_locals.items() if name.startswith("tangents_")]
+            if found:
+                return found
+        frame = frame.f_back
+    return []
 
 
 def runs_inside(function: Any, *, depth: int = 1) -> bool:

@@ -25,10 +25,23 @@ class GradientFlow:
         self._gradients: ByStorage[bool] = ByStorage()
         self._parameters: ByStorage[bool] = ByStorage()
         self._ran: set[int] = set()
+        self._zeros: ByStorage[bool] = ByStorage()
 
     def saw_accumulation(self, parameter: torch.Tensor) -> None:
         """A gradient of this parameter was accumulated; the parameter, once updated, is not one itself."""
         self._parameters.set(parameter, True)
+
+    def is_with_zero_tangent(self, op: str, operands: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
+        """An operator ran; True where it takes a zero that autograd expanded to a tangent that nobody gave.
+
+        Forward-mode derivatives of constants are such zeros: one element in memory, of which no result depends.
+        """
+        if op == "aten::zeros":
+            for output in outputs:
+                if output.numel() == 1:
+                    self._zeros.set(output, True)
+            return False
+        return bool(self._zeros) and any(t.numel() > 1 and self._zeros.get(t) for t in operands)
 
     def updates(
         self, site: CallSite, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, in_backward: bool

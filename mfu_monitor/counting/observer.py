@@ -16,7 +16,7 @@ from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.runs import CompiledCounter, RunSite, reads_gradients
 from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes, unavailable_reason
 from mfu_monitor.counting.coverage import ParameterCoverage
-from mfu_monitor.counting.custom_functions import FunctionRepeats
+from mfu_monitor.counting.custom_functions import DroppedGradients, FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.gradient_flow import GradientFlow
@@ -80,6 +80,7 @@ class StepObserver:
         self._coverage = ParameterCoverage(model)
         self._grad_mode = GradModeMemory()
         self._functions = FunctionRepeats()
+        self._dropped = DroppedGradients()
         self._gradients = GradientFlow()
         self._hidden = HiddenWork(model)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
@@ -91,6 +92,7 @@ class StepObserver:
         """Everything seen so far; no operator at all after a fault of ours."""
         if self.fault is not None:
             return StepRecord(notes=tuple(self.ledger.notes), is_training=self.ledger.saw_backward, incomplete=True)
+        self._dropped.settle()
         for note in self._hidden.notes():
             self.ledger.incomplete = True
             self.ledger.note(note)
@@ -128,11 +130,14 @@ class StepObserver:
         if in_backward:
             self._note_backward(node)
         self._hidden.saw(func, operands, outputs, node)
+        self._dropped.saw(operands, outputs, node)
+        self._functions.enter(node)
         if _is_view(func):
             return
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
         self._note_site(site)
         repeats = self._functions.saw(name, site, operands, outputs)
+        is_void = self._gradients.is_with_zero_tangent(name, operands, outputs)
         updates = self._gradients.updates(site, operands, outputs, in_backward=in_backward)
         if site.in_hook:
             repeats = self._gradients.repeats_module(site, operands)
@@ -157,6 +162,14 @@ class StepObserver:
         if found is None or link.is_opaque:
             self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
         elif self._price(entry, found, bind_call(func, args, kwargs, output), operands):
+            again = self._functions.does_equal_work(
+                site, entry.cost.flops, operands, outputs, has_equal_operand=repeats
+            )
+            if site.in_custom_backward and not site.in_hook:
+                entry.phase = phase_of(site, in_backward=in_backward, repeats_forward=again, updates=updates)
+                self._dropped.add(entry, node, outputs)
+            elif is_void and phase in (Phase.FORWARD, Phase.BACKWARD):
+                entry.phase = Phase.OTHER
             self._saw_product(entry, link, forward, operands, outputs)
             if not in_backward:
                 self._grad_mode.await_outcome(site, entry, outputs)
@@ -204,6 +217,7 @@ class StepObserver:
         link = self._link("inductor::graph", site, forward, phase)
         if phase is not Phase.OPTIMIZER:
             self._coverage.touch(x for x in inputs if isinstance(x, torch.Tensor))
+        self._dropped.saw((x for x in inputs if isinstance(x, torch.Tensor)), ())
         if site.in_compiled_autograd:
             self._hidden.saw_compiled_backward(inputs)
         if link.is_opaque:

@@ -44,6 +44,10 @@ class ByStorage(Generic[T]):
         if reference is not None:
             self._known.pop(reference.cdata, None)
 
+    def of_living(self) -> list[T]:
+        """What is known of storages that some tensor still holds."""
+        return [value for reference, value in self._known.values() if not reference.expired()]
+
     def first(self, tensors: Iterable[torch.Tensor]) -> T | None:
         """What is known of the first tensor of which anything is."""
         return next((value for t in tensors if (value := self.get(t)) is not None), None)

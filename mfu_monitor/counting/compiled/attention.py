@@ -17,6 +17,8 @@ from mfu_monitor.formulas.attention_masks import attended_pairs_of_scores
 
 __all__ = ["GraphAttention", "find_attention"]
 
+_DROPOUT = ("prims.convert_element_type.default", "aten.div.Scalar", "aten.where.self", "aten.clone.default")
+"""What dropout's backward may be made of besides multiplications."""
 PRODUCTS = ("aten.bmm", "aten.mm", "aten.baddbmm")
 
 Score = tuple[int, Fraction]
@@ -122,13 +124,27 @@ def _follow_product(
         found.shares[node.name] = source[1]
         return True
     # dO V^T is made beside the probabilities: it is multiplied with them.
-    for consumer in _consumers_through_views(graph, node.name):
+    partner = _multiplied_with(graph, values, found, node.name)
+    if partner is None:
+        return False
+    found.shares[node.name] = partner[1]
+    found.scores[node.name] = partner
+    return True
+
+
+def _multiplied_with(graph: TextGraph, values: GraphValues, found: GraphAttention, name: str) -> Score | None:
+    """The scores that a tensor of their size is multiplied with, also after dropout's mask or a change of dtype."""
+    elements = _elements(values, name)
+    for consumer in _consumers_through_views(graph, name):
+        is_product = consumer.target.startswith("aten.mul")
         partner = next((found.scores[i] for i in consumer.inputs if i in found.scores), None)
-        if consumer.target.startswith("aten.mul") and partner and _elements(values, node.name) == partner[0]:
-            found.shares[node.name] = partner[1]
-            found.scores[node.name] = partner
-            return True
-    return False
+        if is_product and partner and partner[0] == elements:
+            return partner
+        if (is_product or consumer.target in _DROPOUT) and _elements(values, consumer.name) == elements:
+            partner = _multiplied_with(graph, values, found, consumer.name)
+            if partner is not None:
+                return partner
+    return None
 
 
 def _consumers_through_views(graph: TextGraph, name: str) -> Iterator[GraphNode]:
