@@ -77,10 +77,10 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         count: ``"auto"`` counts some steps and replays the count on like ones; ``"every_step"`` counts all.
         max_overhead: share of the run's time that counting may cost after the first count.
         count_no_grad_as_model: count forwards without gradient (a teacher) as model FLOPs.
-        names: metric names of ours, or ``"throughput_monitor"`` for those of Lightning's ThroughputMonitor.
+        names: metric names, ``"mfu_monitor"`` or those of Lightning's ThroughputMonitor: ``"throughput_monitor"``.
         detail: ``"brief"`` shows at most 15 scalars in TensorBoard, ``"full"`` all.
         tensorboard: folder of a TensorBoard of our own, beside the trainer's loggers; None for none.
-        console: print one line a window; None leaves it to the trainer's loggers.
+        console: print one line per window; None leaves it to the trainer's loggers.
         run_name: the run's name on its alerts; None takes the first logger's name and version.
         jsonl: file that readings and counted steps are appended to, as JSON lines.
         device: the device whose peak counts; None takes the trainer's.

@@ -183,7 +183,8 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
 
 def graph_tangents(depth: int = 1) -> list[Any]:
     """The incoming gradients of a backward graph of AOT's that is on the stack: it takes them out of its arguments."""
-    engine, frame = known_codes().engine, sys._getframe(depth)
+    engine = known_codes().engine
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code not in engine:
         if frame.f_code.co_filename.startswith("<eval_with_key>"):
             found = [value for name, value in frame.f_locals.items() if name.startswith("tangents_")]
