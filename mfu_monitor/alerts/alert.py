@@ -27,7 +27,7 @@ class CauseShare(PlainTypes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert(PlainTypes):
-    """One notice: ``kind`` is ``"drop"``, ``"floor"``, ``"recovery"``, ``"change"`` or, of a gradual decline, ``"sag"``.
+    """``kind`` is ``"drop"``, ``"floor"``, ``"recovery"``, ``"change"`` or, for a gradual decline, ``"sag"``.
 
     ``mfu`` and ``baseline`` are the MFU of the incident's windows and of the windows that they are compared with; None
     where the device's peak is not known: detection then follows model FLOP/s. ``causes`` come largest first.
