@@ -105,7 +105,7 @@ IGNORED_GROUPS: Mapping[str, str] = {
         linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
         linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_qr
         linalg_solve_triangular _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex
-        _linalg_svd _linalg_check_errors _spsolve
+        _linalg_svd _linalg_check_errors _spsolve linalg_matrix_sqrth linalg_polar
     """,
     "optimizer steps and gradient scaling, elementwise": """
         _fused_adagrad _fused_adam _fused_adamw _fused_sgd _amp_foreach_non_finite_check_and_unscale
@@ -143,7 +143,7 @@ IGNORED_GROUPS: Mapping[str, str] = {
         _functional_sym_constrain_range_for_size _fused_sdp_choice _has_same_storage_numel _local_scalar_dense
         _make_dep_token _print is_pinned is_same_size is_set_to record_stream resize resize_as _resize_output
         set sym_size sym_stride sym_numel sym_storage_offset sym_is_contiguous size stride numel dim
-        storage_offset
+        storage_offset shallow_copy_data
     """,
 }
 """Bare aten names by reason. In-place, list and gradient forms follow from the rules in the module's docstring."""
