@@ -100,10 +100,11 @@ env-torch: $(TORCH_ENV)/.installed ## Make the environment of TORCH=..., of LIGH
 show-env:
 	@echo $(TORCH_ENV)
 
-# The pinned versions with the asked-for lines in the place of theirs.
+# The pinned versions with the asked-for lines in the place of theirs; older torch and trainers ask for older helpers.
 $(TORCH_ENV)/.installed: pyproject.toml constraints.txt
 	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
-	sed -e 's/^torch==.*/torch==$(TORCH)/' \
+	sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^setuptools==/d' \
+	  $(if $(LIGHTNING)$(TRANSFORMERS),-e '/^\(fsspec\|packaging\|torchmetrics\|lightning-utilities\|accelerate\|jsonargparse\|rich\)==/d') \
 	  $(if $(LIGHTNING),-e 's/^lightning==.*/lightning==$(LIGHTNING)/' -e 's/^pytorch-lightning==.*/pytorch-lightning==$(LIGHTNING)/') \
 	  $(if $(TRANSFORMERS),-e '/^\(huggingface_hub\|tokenizers\)==/d' -e 's/^transformers==.*/transformers==$(TRANSFORMERS)/') \
 	  constraints.txt > $(TORCH_ENV)/constraints.txt

@@ -23,7 +23,7 @@ from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.formulas.registry import operator_name
-from mfu_monitor.internals.dispatcher import dispatch_mode_base
+from mfu_monitor.internals.dispatcher import as_dispatch_mode
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["count_step"]
@@ -63,7 +63,7 @@ def _counted(
     with ExitStack() as stack:
         if not training:
             stack.enter_context(torch.no_grad())
-        stack.enter_context(_AnswerReads())
+        stack.enter_context(as_dispatch_mode(_AnswerReads)())
         attention = stack.enter_context(_FusedAttention())
         stack.enter_context(counter)
         _run(model, arguments, keywords, training=training)
@@ -141,7 +141,7 @@ def _run(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any],
         model.zero_grad(set_to_none=True)
 
 
-class _AnswerReads(dispatch_mode_base()):  # type: ignore[misc]
+class _AnswerReads:
     """Answers the questions that models put to whole tensors, as for sequences of full length without padding.
 
     ``all()`` is true (no padding, one document a sequence) and ``any()`` false (no overflow, no padding). Any other

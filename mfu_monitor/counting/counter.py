@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from mfu_monitor.counting.compiled.watch import eager_where_guards_notice_us
+from mfu_monitor.counting.compiled.watch import EagerStance
 from mfu_monitor.counting.dispatch import CountingMode, drop_strays
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.self_check import failed_capabilities
@@ -22,6 +22,7 @@ from mfu_monitor.internals.constructors import ConstructorsBelow
 __all__ = ["FlopCounter"]
 
 _CONSTRUCTORS = ConstructorsBelow(CountingMode)
+_STANCE = EagerStance()
 
 MODE_TAKEN_OFF = (
     "the counter's dispatch mode was not where it was put: a mode that was entered before the step was left within it, "
@@ -121,7 +122,6 @@ class _Installed:
     def __init__(self, observer: StepObserver | None = None) -> None:
         self._observer = observer
         self._mode = None if observer is None else CountingMode(observer)
-        self._eager = ExitStack()
 
     def enter(self) -> None:
         observer, mode = self._observer, self._mode
@@ -129,7 +129,7 @@ class _Installed:
             return
         _active.add(self)
         drop_strays()
-        self._eager.enter_context(eager_where_guards_notice_us())
+        _STANCE.attach(self)
         observer.compiled_graphs.attach()
         observer.opaque.attach()
         _CONSTRUCTORS.attach(self)
@@ -140,7 +140,7 @@ class _Installed:
         if (observer := self._observer) is None:
             return
         with ExitStack() as stack:  # one that fails does not keep the others from being left
-            stack.callback(self._eager.close)
+            stack.callback(_STANCE.detach, self)
             stack.callback(observer.compiled_graphs.detach)
             stack.callback(observer.opaque.detach)
             stack.callback(observer.opaque_backward.detach)

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from mfu_monitor.counting.frames import CallSite, graph_tangents
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
 from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.internals.autograd_state import is_custom_node
 from mfu_monitor.internals.tensors import storage_id, tensors_in
 
 __all__ = ["DroppedGradients", "FunctionRepeats"]
@@ -46,7 +46,7 @@ class FunctionRepeats:
         """The engine executes this node: the first operator of a graph of AOT's still sees the graph's gradients."""
         is_new = self._backward != id(node)
         self._backward = id(node)
-        if is_new and isinstance(node, BackwardCFunction):
+        if is_new and is_custom_node(node):
             tangents = list(tensors_in(graph_tangents(depth=2)))
             self._has_tangents = bool(tangents)
             self._mark(tangents)

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 from mfu_monitor.formulas.registry import find_formula, operator_name
 from mfu_monitor.internals.dispatcher import (
     ModeSeat,
-    dispatch_mode_base,
+    as_dispatch_mode,
     is_composite,
     modes_on_stack,
     remove_mode,
     runs_composite,
 )
-from mfu_monitor.internals.dynamo import without_dynamo
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["CountingMode", "Observer", "drop_strays"]
@@ -30,10 +29,15 @@ class Observer(Protocol):
         """One operator ran with these arguments and gave this output."""
 
 
-class CountingMode(dispatch_mode_base()):  # type: ignore[misc]
+class CountingMode:
     """Shows an observer what the dispatcher runs, forward, backward and optimizer alike."""
 
     supports_higher_order_operators = True
+
+    def __new__(cls, observer: Observer) -> CountingMode:
+        """A mode of torch's, which is not read before the first one is made."""
+        mode: CountingMode = object.__new__(as_dispatch_mode(CountingMode))
+        return mode
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()
@@ -67,7 +71,6 @@ class CountingMode(dispatch_mode_base()):  # type: ignore[misc]
         self._observer = None
         return self._seat.leave()
 
-    @without_dynamo
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

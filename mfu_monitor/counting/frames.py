@@ -61,6 +61,8 @@ class CallSite:
     """What the enclosing ``backward`` started with."""
     in_compiled_call: bool = False
     """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
+    in_generated_code: bool = False
+    """Inside code that inductor generated for a graph."""
     in_compiled_autograd: bool = False
     """Inside a backward that compiled autograd runs."""
     differentiated: int = 0
@@ -111,6 +113,8 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
             site.in_compiled_autograd = True
         elif code.co_filename == known.checkpoint_file:
             _note_checkpoint(site, code, in_backward=in_backward)
+        elif code.co_name == "call" and "extern_kernels" in frame.f_globals:
+            site.in_generated_code = True
         elif code.co_name == known.compiled_call:
             site.in_compiled_call |= not _is_called_by_flex_attention(frame)
         if _FORWARDS.is_forward(frame):

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 from torch.nn.parameter import is_lazy
 
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.storages import ByStorage, storage_of
-from mfu_monitor.internals.autograd_state import next_sequence_nr, sequence_nr
+from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, sequence_nr
 from mfu_monitor.internals.custom_forwards import context_of
 from mfu_monitor.internals.traces import function_of_users, may_write, version_of
 
@@ -133,7 +132,7 @@ class HiddenWork:
             node = tensor.grad_fn
         except RuntimeError:  # a view that was written in place in a way that autograd refuses, should it be asked
             return
-        if not isinstance(node, BackwardCFunction) or self._known.get(tensor) or tensor.numel() == 0:
+        if not is_custom_node(node) or self._known.get(tensor) or tensor.numel() == 0:
             return
         name = function_of_users(node)
         if name is not None and storage_of(tensor) is not None and sequence_nr(node) >= self._first_node:

@@ -56,6 +56,9 @@ MODEL_IN_OPTIMIZER = (
     "a module ran inside Optimizer.step outside of the closure given to it, and is counted as optimizer work; where "
     "that is the model's own forward and backward, pass it as optimizer.step(closure)"
 )
+UNANNOUNCED = (
+    "compiled code ran that CompiledFxGraph.__call__ did not announce; only its calls to library kernels are counted"
+)
 _FAILED_FORMULAS: list[Any] = []
 OBSERVER_DEPTH = 3
 """Frames of ours between the dispatcher and the walk up the stack."""
@@ -84,7 +87,9 @@ class StepObserver:
         self._gradients = GradientFlow()
         self._hidden = HiddenWork(model)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
-        self.compiled_graphs = CompiledGraphWatch(self._saw_compiled_run, self._saw_unreadable_graph)
+        self.compiled_graphs = CompiledGraphWatch(
+            self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph
+        )
         self.fault: Exception | None = None
         """What failed of ours: the phases and owners of all that ran after it may be wrong, so nothing is known."""
 
@@ -107,10 +112,13 @@ class StepObserver:
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran. A failure of ours makes the record unknown; it never reaches the user's step."""
-        if self.fault is not None or self.compiled_graphs.is_inside_known_graph:
+        if self.fault is not None:
             return
         try:
-            self._saw(func, args, kwargs, output)
+            if self.compiled_graphs.is_inside_known_graph:
+                self._compiled.saw_kernel(func, args, kwargs, output)
+            else:
+                self._saw(func, args, kwargs, output)
         except FormulaError as error:
             self._note_formula(error)
         except Exception as fault:  # noqa: BLE001  (training must go on)
@@ -183,6 +191,8 @@ class StepObserver:
             self.ledger.note(COUNTED_IN_EAGER)
         elif site.in_compiled_call and self.compiled_graphs.is_blind:
             self._saw_unreadable_graph(unavailable_reason() or "nothing shows which graph runs")
+        elif site.in_generated_code:
+            self._compiled.contradict(UNANNOUNCED)
         if site.model_in_optimizer:
             self.ledger.incomplete = True
             self.ledger.note(MODEL_IN_OPTIMIZER)
@@ -201,9 +211,10 @@ class StepObserver:
         entry.precision = entry.cost.precision or _precision(entry.op, operands)
         return True
 
-    def _saw_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], is_backward: bool) -> None:
+    def _saw_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], is_backward: bool | None) -> None:
+        self._compiled.saw_start()
         try:
-            self._count_compiled_run(graph, inputs, is_backward=is_backward)
+            self._count_compiled_run(graph, inputs, is_backward=bool(is_backward))
         except Exception:  # noqa: BLE001  (the text of a graph may hold anything; training must go on)
             self.ledger.incomplete = True
             self.ledger.note(f"a compiled graph could not be counted:\n{traceback.format_exc(limit=4)}")
@@ -228,6 +239,12 @@ class StepObserver:
         root_gradients = self._compiled.root_gradients(site) if not is_backward else 0
         run_site = RunSite(phase, link.module_fqn, without_grad, in_backward, root_gradients)
         self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
+
+    def _saw_compiled_end(self) -> None:
+        try:
+            self._compiled.saw_end()
+        except Exception:  # noqa: BLE001  (training must go on)
+            self.missed_operators(f"a compiled graph could not be checked:\n{traceback.format_exc(limit=4)}")
 
     def _saw_unreadable_graph(self, reason: str) -> None:
         self.ledger.incomplete = True

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
-from mfu_monitor.internals.autograd_state import next_sequence_nr, running_node, running_pass
+from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, running_node, running_pass
 from mfu_monitor.internals.custom_forwards import context_of
 from mfu_monitor.internals.tensors import tensors_in
 
@@ -58,7 +57,7 @@ def _custom_backward_recomputes(site: CallSite, *, repeats_forward: bool) -> boo
     # graph of a forward.
     if torch.is_grad_enabled() and site.create_graph is False:
         return True
-    return repeats_forward and isinstance(running_node(), BackwardCFunction)
+    return repeats_forward and is_custom_node(running_node())
 
 
 @dataclass(slots=True)

@@ -2,13 +2,15 @@
 
 What the counter reads of torch (frames, autograd nodes, graph tasks) moves between releases. Here a step of each kind
 is counted and held against its shapes, once a process. Tensors are made of ones: no random number is drawn, no hook
-is made, nothing is compiled, and no accelerator is touched.
+is put on what is the user's, nothing is compiled, and no accelerator is touched.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +21,23 @@ from torch.utils.checkpoint import checkpoint
 from mfu_monitor.counting.dispatch import CountingMode
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.errors import UncountedWorkWarning, warn
-from mfu_monitor.internals.dispatcher import without_dispatch_modes
+from mfu_monitor.internals.autograd_state import is_custom_node
+from mfu_monitor.internals.dispatcher import qualified_name, runs_composite, without_dispatch_modes
 from mfu_monitor.internals.facts import missing_facts
+from mfu_monitor.internals.stack import misread_frames
+from mfu_monitor.internals.tensors import is_fake, storage_id
+from mfu_monitor.internals.traces import function_of_users, version_of
 
 __all__ = ["Capability", "failed_capabilities"]
+
+_log = logging.getLogger("mfu_monitor")
 
 N = 4
 PRODUCT = 2 * N**3
 """FLOPs of one product of two N x N matrices; a multiply-add is 2."""
+
+NEWEST_TESTED = (2, 14)
+"""See docs/versions.md."""
 
 Parts = tuple[int, int, int]
 """Model, recompute and other FLOPs."""
@@ -51,7 +62,8 @@ def failed_capabilities() -> tuple[str, ...]:
     """
     version = torch.__version__
     if (version, len(missing_facts())) not in _found:
-        wrong = [text for c in CAPABILITIES if (text := _failure(c)) is not None]
+        _note_newer_torch()
+        wrong = [*(text for c in CAPABILITIES if (text := _failure(c)) is not None), *_misreadings()]
         # Asked after the steps, which are what misses them; one that is missed later is named then.
         missing = missing_facts()
         failed = (*wrong, *(f"{known.name} is missing, so that {known.lost}" for known in missing))
@@ -64,6 +76,18 @@ def failed_capabilities() -> tuple[str, ...]:
                 UncountedWorkWarning,
             )
     return _found[version, len(missing_facts())]
+
+
+def _note_newer_torch() -> None:
+    numbers = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if numbers > NEWEST_TESTED:
+        newest = ".".join(map(str, NEWEST_TESTED))
+        _log.info(
+            "torch %s is newer than %s, the newest that mfu_monitor was tested with; its self-check decides what is "
+            "called exact",
+            torch.__version__,
+            newest,
+        )
 
 
 def _failure(capability: Capability) -> str | None:
@@ -82,16 +106,52 @@ def _failure(capability: Capability) -> str | None:
 
 def _count(run: Callable[[], Any]) -> Parts:
     observer = StepObserver()
+    with _apart(), CountingMode(observer):
+        run()
+    record = observer.record()
+    return record.model_flops, record.recompute_flops, record.other_flops
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Whatever the user has entered, none of it holds here, and nobody sees what runs here."""
     with (
         without_dispatch_modes(),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        CountingMode(observer),
     ):
-        run()
-    record = observer.record()
-    return record.model_flops, record.recompute_flops, record.other_flops
+        yield
+
+
+def _misreadings() -> tuple[str, ...]:
+    """What is read of torch beside the steps and is not true; none is well."""
+    try:
+        with _apart():
+            return tuple(lost for lost, holds in _readings() if not holds)
+    except Exception as error:  # noqa: BLE001  (whatever moved in this torch must not reach the training loop)
+        return (f"a reading: {traceback.format_exception_only(error)[-1].strip()}",)
+
+
+def _readings() -> Iterator[tuple[str, bool]]:
+    """What follows where a reading is not true, and whether it is."""
+    yield from ((lost, False) for lost in misread_frames())
+    matrix = _ones(grad=False)
+    view = matrix.t()
+    aten = torch.ops.aten
+    yield "an operator's own kernel is not run", not runs_composite(aten.silu_backward.default, [matrix, matrix])
+    yield "composite operators are not counted", runs_composite(aten.matmul.default, [matrix, matrix])
+    yield "formulas are registered for other operators", qualified_name(aten.mm) == "aten::mm"
+    yield "views are not known", storage_id(view) == storage_id(matrix) != storage_id(_ones(grad=False))
+    yield "masks are not read", not is_fake(matrix)
+    yield "writes in place are not seen", version_of(matrix) == 0 and version_of(matrix.add_(1)) == 1
+    custom = _WithContext.apply(_ones(grad=True), _ones(grad=False)).grad_fn
+    yield "custom functions are not named", function_of_users(custom) == "_WithContext" and is_custom_node(custom)
+    yield "torch's own nodes are taken for custom functions", not is_custom_node((_ones(grad=True) * 2).grad_fn)
+    observer = StepObserver()
+    with CountingMode(observer), without_dispatch_modes():
+        _ = matrix @ matrix
+    yield "what reads a mask is counted", observer.record().hardware_flops == 0
 
 
 def _ones(*shape: int, grad: bool) -> torch.Tensor:
@@ -166,6 +226,34 @@ def _train_attention() -> None:
     scaled_dot_product_attention(q, k, v).sum().backward()
 
 
+def _train_causal_attention_of_products() -> None:
+    q, k, v = (_ones(1, 1, N, N, grad=True) for _ in range(3))
+    mask = torch.full((N, N), float("-inf"), device="cpu", dtype=torch.float32).triu(1)
+    torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask)[0].sum().backward()
+
+
+class _Recomputed(torch.autograd.Function):
+    """Builds its graph again in backward, as a hand-written checkpoint does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = x @ weight
+        return torch.autograd.grad(y, (x, weight), grad)
+
+
+def _train_with_a_hook() -> None:
+    x, weight = _ones(grad=True), _ones(grad=False)
+    x.register_hook(lambda grad: grad @ weight)
+    (x @ weight).sum().backward()
+
+
 CAPABILITIES = (
     Capability("training", _train, (3 * PRODUCT, 0, 0)),
     Capability("a frozen weight", _train_frozen_weight, (2 * PRODUCT, 0, 0)),
@@ -179,4 +267,12 @@ CAPABILITIES = (
     Capability("double backward", _train_twice_differentiated, (4 * PRODUCT, 0, 0)),
     # Q K^T and P V; each has two gradients. What a kernel redoes inside itself is another part.
     Capability("attention", _train_attention, (6 * PRODUCT, 0, 0)),
+    # Of N x N pairs N (N + 1) / 2 attend; the products run dense.
+    Capability(
+        "masked attention of products",
+        _train_causal_attention_of_products,
+        (6 * PRODUCT * (N + 1) // (2 * N), 0, 6 * PRODUCT * (N - 1) // (2 * N)),
+    ),
+    Capability("a custom function that recomputes", _train_function(_Recomputed), (3 * PRODUCT, PRODUCT, 0)),
+    Capability("a hook on a gradient", _train_with_a_hook, (2 * PRODUCT, 0, PRODUCT)),
 )

@@ -8,7 +8,7 @@ import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["next_sequence_nr", "running_node", "running_pass", "sequence_nr"]
+__all__ = ["custom_node_class", "is_custom_node", "next_sequence_nr", "running_node", "running_pass", "sequence_nr"]
 
 
 @fact("torch._C._current_graph_task_id", lost="backward cannot be told from forward", otherwise=-1)
@@ -30,6 +30,18 @@ def next_sequence_nr() -> int:
     Inside a forward kernel its own node has the number before.
     """
     return int(torch._C._autograd._get_sequence_nr())
+
+
+@fact("torch.autograd.function.BackwardCFunction", lost="custom functions are not known")
+def custom_node_class() -> Any:
+    """The class that the nodes of all ``torch.autograd.Function`` derive from; None where it is not known."""
+    return torch.autograd.function.BackwardCFunction
+
+
+def is_custom_node(node: Any) -> bool:
+    """True for the node of a ``torch.autograd.Function``, a compiled graph's included; False where it is not known."""
+    known = custom_node_class()
+    return known is not None and isinstance(node, known)
 
 
 @fact("torch.autograd.graph.Node._sequence_nr", lost="gradients are not tied to their forward", otherwise=-3)

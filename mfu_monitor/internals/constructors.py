@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.internals.dispatcher import modes_on_stack, without_dispatch_modes
+from mfu_monitor.internals.dynamo import without_dynamo
 
 __all__ = ["ConstructorsBelow"]
 
@@ -53,7 +54,7 @@ class ConstructorsBelow:
         self._installed = None
 
     def _below(self, construct: Callable[..., Any]) -> Callable[..., Any]:
-        @torch._disable_dynamo  # type: ignore[attr-defined]
+        @without_dynamo
         def construct_below(cls: type, *args: Any, **kwargs: Any) -> Any:
             modes = modes_on_stack()
             if not modes or not all(isinstance(mode, self._mode_type) for mode in modes):

@@ -11,7 +11,9 @@ import weakref
 from types import CodeType, FrameType
 from typing import Any
 
-from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
+from torch.autograd.function import Function, FunctionCtx
+
+from mfu_monitor.internals.autograd_state import custom_node_class
 
 __all__ = ["ForwardCodes", "context_of"]
 
@@ -42,7 +44,10 @@ class ForwardCodes:
         self._size = -1
 
     def _known(self) -> dict[CodeType, bool]:
-        nodes = BackwardCFunction.__subclasses__()  # torch makes one for each Function, nested subclasses included
+        base = custom_node_class()
+        if base is None:
+            return _codes_of_all(Function, {})
+        nodes = base.__subclasses__()  # torch makes one for each Function, nested subclasses included
         latest = nodes[-1] if nodes else None
         if len(nodes) != self._size or (self._latest is not None and self._latest() is not latest):
             self._size, self._latest = len(nodes), weakref.ref(latest) if latest is not None else None

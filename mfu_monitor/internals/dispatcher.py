@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from mfu_monitor.internals.facts import fact
+from mfu_monitor.internals.dynamo import without_dynamo
+from mfu_monitor.internals.facts import fact, note_missing
 
 __all__ = [
     "ModeSeat",
-    "dispatch_mode_base",
+    "as_dispatch_mode",
     "is_composite",
     "modes_on_stack",
     "qualified_name",
@@ -114,11 +115,17 @@ class _NoMode:
 
 
 @fact("torch.utils._python_dispatch.TorchDispatchMode", lost="no operator is seen", otherwise=_NoMode)
-def dispatch_mode_base() -> type[Any]:
-    """The class that modes derive from, each operator that runs inside going to its ``__torch_dispatch__``."""
+def _mode_base() -> type[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     return TorchDispatchMode
+
+
+@cache
+def as_dispatch_mode(plain: type) -> type[Any]:
+    """The class made a mode: inside it each operator goes to its ``__torch_dispatch__``, which dynamo never traces."""
+    own = {"__torch_dispatch__": without_dynamo(plain.__torch_dispatch__)}  # type: ignore[attr-defined]
+    return type(plain.__name__, (plain, _mode_base()), own)
 
 
 @fact("torch._ops.OpOverload._schema", lost="operators have no names, so that none is counted")
@@ -161,11 +168,9 @@ class ModeSeat:
         self._entered: tuple[int, list[Any]] | None = None
 
     def __enter__(self) -> None:
-        """Put the mode on top of this thread's stack."""
-        from torch.utils import _python_dispatch as modes
-
+        """Put the mode on top of this thread's stack; where it could not be taken off again it stays out."""
         self._entered = (threading.get_ident(), modes_on_stack())
-        modes._push_mode(self._mode)
+        _push(self._mode)
 
     def __exit__(self, *exc_info: object) -> None:
         self.leave()
@@ -184,25 +189,50 @@ class ModeSeat:
         return is_found or entered is None
 
 
-def modes_on_stack() -> list[Any]:
-    """The dispatch modes of this thread, the outermost first."""
+@fact("torch.utils._python_dispatch._get_current_dispatch_mode_stack", lost="no operator is seen", otherwise=())
+def _read_stack() -> Any:
     from torch.utils import _python_dispatch
 
-    return list(_python_dispatch._get_current_dispatch_mode_stack())
+    return _python_dispatch._get_current_dispatch_mode_stack()
+
+
+def modes_on_stack() -> list[Any]:
+    """The dispatch modes of this thread, the outermost first."""
+    return list(_read_stack())
+
+
+@fact("torch.utils._python_dispatch._push_mode", lost="no operator is seen")
+def _push(mode: Any) -> None:
+    """Put a mode on the stack, if it can be found there and taken off again."""
+    from torch.utils import _python_dispatch as modes
+
+    pop = modes._pop_mode
+    modes._push_mode(mode)
+    if not any(other is mode for other in modes_on_stack()):
+        pop()
+        raise AttributeError("a mode that was put on the stack is not there")
+
+
+@fact("torch.utils._python_dispatch._pop_mode", lost="no operator is seen")
+def _pop() -> Any:
+    from torch.utils import _python_dispatch
+
+    return _python_dispatch._pop_mode()
 
 
 def remove_mode(mode: Any) -> bool:
     """Take exactly this mode off this thread's stack, whatever lies above it; False where it is not there."""
-    from torch.utils import _python_dispatch as modes
-
-    if not any(other is mode for other in modes_on_stack()):
+    stack = modes_on_stack()
+    if not any(other is mode for other in stack):
         return False
     above: list[Any] = []
     try:
-        while not above or above[-1] is not mode:
-            above.append(modes._pop_mode())
+        while len(above) < len(stack) and (not above or above[-1] is not mode):
+            above.append(_pop())
+        if above[-1] is not mode:
+            note_missing("torch.utils._python_dispatch._pop_mode")
     finally:  # one line each, so that Ctrl-C finds no mode in nobody's hands
-        above[:] = [other for other in above if other is not mode]
+        above[:] = [other for other in above if other is not mode and other is not None]
         while above:
-            modes._push_mode(above.pop())
+            _push(above.pop())
     return True

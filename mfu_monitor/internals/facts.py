@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from mfu_monitor.errors import MFUMonitorWarning, warn
 
-__all__ = ["FACTS", "Fact", "fact", "missing_facts"]
+__all__ = ["FACTS", "Fact", "fact", "missing_facts", "note_missing"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _GONE = (AttributeError, ImportError, TypeError)
@@ -65,6 +65,11 @@ def fact(
         return cast(_F, ask)
 
     return decorate
+
+
+def note_missing(name: str) -> None:
+    """What a fact gave cannot be true: it counts as missing from now on."""
+    _miss(FACTS[name])
 
 
 def _miss(known: Fact) -> None:

@@ -7,13 +7,25 @@ a multiplication that may be a matmul is left out, which the record says.
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["compiled_graph_class", "dtypes_by_abbreviation", "fused_origins"]
+from mfu_monitor.internals.facts import fact
+
+__all__ = [
+    "compiled_graph_class",
+    "dtypes_by_abbreviation",
+    "fused_origins",
+    "generated_code",
+    "graph_text",
+    "is_backward_graph",
+]
+
+_UNREAD = "compiled graphs are not read, so that the count of compiled code is a lower bound"
+_NO_DTYPES: Mapping[str, torch.dtype] = {}
 
 _KERNEL = re.compile(r"\b(?:cpp|triton)\w*?_fused_(\w+?)_\d+\b")
 _ORIGINS = re.compile(r"Original ATen: \[([^\]]*)\]")
@@ -38,26 +50,37 @@ def fused_origins(source: object) -> frozenset[str] | None:
     return frozenset(word for group in words for word in group if word)
 
 
+@fact("torch._inductor.output_code.CompiledFxGraph", lost=_UNREAD, decides=False)
 def compiled_graph_class() -> Any:
-    """The class of what inductor hands out for a compiled graph; None where this torch has no such class.
+    """The class of what inductor hands out for a compiled graph; None where this torch has no such class."""
+    from torch._inductor.output_code import CompiledFxGraph
 
-    Without it compiled graphs are not read: a count of compiled code is a lower bound and says so.
-    """
-    try:
-        from torch._inductor.output_code import CompiledFxGraph
-    except ImportError:
-        return None
     return CompiledFxGraph
 
 
-@functools.cache
-def dtypes_by_abbreviation() -> dict[str, torch.dtype]:
-    """Dtypes by the short names of a graph's text: ``"bf16"``.
+@fact("CompiledFxGraph.inductor_post_grad_graph_str", lost=_UNREAD, decides=False)
+def graph_text(compiled: Any) -> str | None:
+    """The graph as readable Python; None where this torch keeps no text."""
+    text: str | None = compiled.inductor_post_grad_graph_str
+    return text
 
-    Without them no compiled graph can be parsed: a count of compiled code is a lower bound and says so.
-    """
-    try:
-        from torch.utils._dtype_abbrs import dtype_abbrs
-    except ImportError:
-        return {}
+
+@fact("CompiledFxGraph.source_code", lost="a multiplication that may be a matmul is left out", decides=False)
+def generated_code(compiled: Any) -> str | None:
+    """The code that inductor generated for a graph; None where this torch keeps none."""
+    code: str | None = compiled.source_code
+    return code
+
+
+@fact("CompiledFxGraph.fx_kwargs", lost="a backward graph is not told from a forward one", decides=False)
+def is_backward_graph(compiled: Any) -> bool | None:
+    """Whether a graph is the backward of another; None where this torch does not say."""
+    return bool(compiled.fx_kwargs.get("is_backward", False))
+
+
+@fact("torch.utils._dtype_abbrs.dtype_abbrs", lost=_UNREAD, otherwise=_NO_DTYPES, decides=False)
+def dtypes_by_abbreviation() -> Mapping[str, torch.dtype]:
+    """Dtypes by the short names of a graph's text: ``"bf16"``; none where this torch does not say."""
+    from torch.utils._dtype_abbrs import dtype_abbrs
+
     return {name: dtype for dtype, name in dtype_abbrs.items()}

@@ -7,18 +7,22 @@ from typing import Any
 
 import torch.distributed as dist
 
+from mfu_monitor.internals.facts import fact
+
 __all__ = ["all_ranks_come", "default_store"]
 
 _POLL_S = 0.01
 
 
+@fact(
+    "torch.distributed.distributed_c10d._get_default_store",
+    lost="ranks cannot agree beforehand, and making a group waits for a rank that never comes",
+    decides=False,
+)
 def default_store() -> Any:
-    """The store of the default group, in a corner of our own; None where this torch does not give it.
-
-    Without it the ranks cannot agree beforehand, and making a group waits for a rank that never comes.
-    """
-    getter = getattr(getattr(dist, "distributed_c10d", None), "_get_default_store", None)
-    return None if getter is None else dist.PrefixStore("mfu_monitor", getter())  # type: ignore[attr-defined]
+    """The store of the default group, in a corner of our own; None where this torch does not give it."""
+    store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    return dist.PrefixStore("mfu_monitor", store)  # type: ignore[attr-defined]
 
 
 def all_ranks_come(store: Any, name: str, *, world_size: int, patience_s: float) -> bool:

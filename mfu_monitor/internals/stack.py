@@ -12,12 +12,12 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 from torch.utils import checkpoint
 
+from mfu_monitor.internals.autograd_state import custom_node_class
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes"]
+__all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes", "misread_frames"]
 
 Codes = frozenset[CodeType]
 _NONE: Codes = frozenset()
@@ -66,8 +66,9 @@ def _engine() -> Codes:
 
 @fact("torch.autograd.function.BackwardCFunction.apply", lost="custom backwards are not known", otherwise=_NONE)
 def _custom_backward() -> Codes:
-    boxed = getattr(BackwardCFunction, "apply_boxed", None)  # since torch 2.14
-    return frozenset(f.__code__ for f in (BackwardCFunction.apply, boxed) if f is not None)
+    node: Any = custom_node_class()
+    boxed = getattr(node, "apply_boxed", None)  # since torch 2.14
+    return frozenset(f.__code__ for f in (node.apply, boxed) if f is not None)
 
 
 @fact("torch.optim.Optimizer.profile_hook_step", lost="work of optimizers is not told from others'", otherwise=_NONE)
@@ -83,6 +84,30 @@ def _optimizer_step() -> Codes:
 def _checkpoint_entry() -> Codes:
     function: Any = checkpoint.checkpoint
     return frozenset({function.__code__})
+
+
+def misread_frames() -> tuple[str, ...]:
+    """What frames are read by that this torch spells otherwise: each with what is lost; none is well.
+
+    Frames that only run in the user's own modules and optimizers are not tried: their hooks would see it. What they
+    hold is read off the code that torch has.
+    """
+    known = known_codes()
+    module: Any = torch.nn.Module.__call__
+    optimizer: Any = torch.optim.Optimizer.profile_hook_step(lambda _: None)
+    asked = {
+        "torch.nn.Module.__call__: modules are not named": (known.module_call, module, ("self",)),
+        "torch.optim.Optimizer.step: work of optimizers is not told from others'": (
+            known.optimizer_step,
+            optimizer,
+            ("args", "kwargs"),
+        ),
+    }
+    return tuple(
+        lost
+        for lost, (codes, function, names) in asked.items()
+        if function.__code__ not in codes or not set(names) <= set(function.__code__.co_varnames)
+    )
 
 
 def is_compiled_wrapper(module: Any) -> bool:

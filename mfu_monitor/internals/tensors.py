@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,10 +67,17 @@ def sequence_sizes(operand: Any) -> list[tuple[int, ...]] | None:
         >>> sequence_sizes(torch.nested.nested_tensor([torch.zeros(8, 128, 64), torch.zeros(8, 64, 64)]))
         [(8, 128, 64), (8, 64, 64)]
     """
-    return [tuple(int(size) for size in row) for row in operand._nested_tensor_size().tolist()]
+    sizes = [tuple(int(size) for size in row) for row in operand._nested_tensor_size().tolist()]
+    if sum(math.prod(row) for row in sizes) != operand.numel():
+        raise AttributeError("sizes of the sequences do not make up the tensor")
+    return sizes
 
 
 @fact("torch.Tensor._values", lost="products of COO tensors are reported as not counted")
 def sparse_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Values and indices of a COO tensor, coalesced or not; None if unknown."""
-    return tensor._values(), tensor._indices()
+    values, indices = tensor._values(), tensor._indices()
+    rank = tensor.sparse_dim()
+    if indices.shape != (rank, values.shape[0]) or values.shape[1:] != tensor.shape[rank:]:
+        raise AttributeError("values and indices do not make up the tensor")
+    return values, indices

@@ -1,7 +1,4 @@
-"""What torch keeps of tensors and nodes that tells whether something unseen made them; since torch 2.9.
-
-Without its class every custom function is taken for torch's own, so none is said to hide a kernel.
-"""
+"""What torch keeps of tensors and nodes that tells whether something unseen made them."""
 
 from __future__ import annotations
 
@@ -9,23 +6,35 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.internals.autograd_state import is_custom_node
 from mfu_monitor.internals.dispatcher import schema_of
+from mfu_monitor.internals.facts import fact
 
 __all__ = ["function_of_users", "may_write", "version_of"]
 
 
+@fact("torch.autograd.function.BackwardCFunction._forward_cls", lost="a custom function may hide a kernel unseen")
+def _function_of(node: Any) -> Any:
+    return type(node)._forward_cls
+
+
 def function_of_users(node: Any) -> str | None:
     """Name of the custom function whose node this is; None for torch's own, and for other nodes."""
-    function = getattr(type(node), "_forward_cls", None)
+    function = _function_of(node) if is_custom_node(node) else None
     if function is None or function.__module__.split(".")[0] == "torch":
         return None
     return str(function.__name__)
 
 
+@fact("torch.Tensor._version", lost="a backward on another thread may stay unseen")
+def _read_version(tensor: torch.Tensor) -> int:
+    return int(tensor._version)
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written in place; None for one made in inference mode."""
+    """How often a tensor was written in place; None for one made in inference mode, and where it is not known."""
     try:
-        return tensor._version
+        return _read_version(tensor)
     except RuntimeError:
         return None
 

@@ -17,6 +17,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import mfu_monitor as mm
+from mfu_monitor.counting.compiled import watch
 from mfu_monitor.counting.storages import ByStorage
 from mfu_monitor.formulas.registry import register_module_formula, unregister_module_formula
 
@@ -233,3 +234,26 @@ def test_a_class_with_a_call_of_its_own_gets_it_back() -> None:
         assert vars(Own)["__call__"] is own
     finally:
         unregister_module_formula(Own)
+
+
+def test_counters_that_end_in_any_order_leave_the_compilers_stance_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    stances = ["default"]
+
+    class Stance:
+        def __init__(self, name: str) -> None:
+            self._before = stances[-1]
+            stances.append(name)
+
+        def __exit__(self, *_: object) -> None:
+            stances.append(self._before)
+
+    monkeypatch.setattr(watch, "guards_notice_modes", lambda: True)
+    monkeypatch.setattr(torch.compiler, "set_stance", Stance)
+    first, second = mm.FlopCounter(), mm.FlopCounter()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert stances[-1] == "force_eager"
+    second.__exit__(None, None, None)
+    second._installed.leave()
+    assert stances == ["default", "force_eager", "default"]

@@ -99,6 +99,8 @@ class TextGraph:
     subgraphs: dict[str, ast.ClassDef] = field(default_factory=dict)
     origins: frozenset[str] | None = None
     """Operators that its fused kernels were made of, before decomposition; None where that is not known."""
+    is_all_library: bool = False
+    """None of its generated kernels holds a product: each is one call of a library."""
 
     def depends_on(self, roots: Sequence[str]) -> frozenset[str]:
         """Names of all nodes that depend on one of ``roots``, the roots included."""

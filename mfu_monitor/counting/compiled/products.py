@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.counting.compiled.attention import Score, find_attention
+from mfu_monitor.counting.compiled.crosscheck import executed_by_library
 from mfu_monitor.counting.compiled.graph import GraphNode, TensorSpec, TextGraph, solve_sizes
 from mfu_monitor.counting.compiled.rewrites import as_written, decomposed_products, unpadded_share
 from mfu_monitor.counting.compiled.values import GraphValues, resolve_operator
@@ -74,6 +76,8 @@ class CompiledRun:
     unsupported: list[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     scores: dict[str, Score] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    library_flops: Counter[int] = field(default_factory=Counter)
+    """How many of its library calls execute how many FLOPs, of the operators that are compared with what runs."""
 
 
 def count_graph(
@@ -123,6 +127,7 @@ def count_graph(
             product = dataclasses.replace(product, op="aten::bmm" if rank > 2 else "aten::mm", bytes_accessed=0)
         else:
             priced.add(node.name)
+            run.library_flops[executed_by_library(product.op, cost)] += 1
         run.products.append(product)
     run.fused_bytes = _fused_bytes(graph, values, priced)
     return run

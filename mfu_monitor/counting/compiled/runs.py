@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mfu_monitor.counting.compiled.attention import Score
+from mfu_monitor.counting.compiled.crosscheck import GRADIENT_LOST, KernelCheck, has_tangents
 from mfu_monitor.counting.compiled.gradients import gradient_paths
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.modules import modules_of
@@ -18,6 +19,7 @@ from mfu_monitor.counting.compiled.products import CompiledProduct, CompiledRun,
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.ledger import Entry, Ledger
 from mfu_monitor.counting.step_record import Phase
+from mfu_monitor.errors import UncountedWorkWarning, warn
 from mfu_monitor.internals.autograd_state import running_pass
 from mfu_monitor.internals.dispatcher import without_dispatch_modes
 
@@ -27,6 +29,10 @@ SHARED_WEIGHT = (
     "a compiled graph uses a weight more often than its gradient has parts: some of its work ran without gradient, and "
     "which is not known, so that all of it is in other_flops"
 )
+BACKWARD_UNSURE = (
+    "CompiledFxGraph.fx_kwargs and the names of a compiled graph's inputs do not agree whether it is a backward graph"
+)
+_CONTRADICTED: set[str] = set()
 FUSED = "inductor::fused"
 """The operator name under which the bytes of fused regions are kept."""
 
@@ -54,6 +60,7 @@ class _ForwardRun:
     wants_gradient: list[bool]
     """By input position."""
     products: list[tuple[CompiledProduct, Entry]]
+    without_grad: bool
 
 
 class CompiledCounter:
@@ -69,6 +76,8 @@ class CompiledCounter:
         self._module_of_parameter = module_of_parameter
         self._forward_runs: list[_ForwardRun] = []
         self._last_compiled_backward: int | None = None
+        self._checks: list[KernelCheck | None] = []
+        """Of the graphs that run now, the innermost last; None for one whose text is not held against its run."""
 
     def root_gradients(self, site: CallSite) -> int:
         """How many of the next graph's first inputs are root gradients; 0 where that is not known.
@@ -82,9 +91,17 @@ class CompiledCounter:
         self._last_compiled_backward = task
         return site.differentiated
 
+    def saw_start(self) -> None:
+        """A compiled graph is about to run, which ``saw_run`` may say more of."""
+        self._checks.append(None)
+
     def saw_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, site: RunSite) -> None:
         """A compiled graph is about to run."""
+        if has_tangents(graph) != is_backward:
+            self.contradict(BACKWARD_UNSURE)
         forward = self._take_forward_of(graph) if is_backward else None
+        if forward is not None and forward.without_grad:
+            self.contradict(GRADIENT_LOST)
         with without_dispatch_modes():
             known = forward.scores if forward is not None else {}
             run = count_graph(
@@ -102,7 +119,31 @@ class CompiledCounter:
         if not is_backward:
             wants = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
             products = list(zip(run.products, entries, strict=True))
-            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes, wants, products))
+            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes, wants, products, site.without_grad))
+        self._checks[-1:] = [KernelCheck(+run.library_flops, graph.is_all_library and not run.notes)]
+
+    def saw_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """An operator ran inside the graph that runs."""
+        if self._checks and (check := self._checks[-1]) is not None:
+            check.saw(func, args, kwargs, output)
+
+    def saw_end(self) -> None:
+        """The graph that started last has run."""
+        check = self._checks.pop() if self._checks else None
+        if check is not None and (contradiction := check.contradiction()) is not None:
+            self.contradict(contradiction)
+
+    def contradict(self, what: str) -> None:
+        """Something moved in this torch: the count is a lower bound, and a warning says so once a process."""
+        self._ledger.incomplete = True
+        self._ledger.note(what)
+        if what not in _CONTRADICTED:
+            _CONTRADICTED.add(what)
+            warn(
+                f"with torch {torch.__version__} {what}. The count is a lower bound. Likely cause: this torch keeps "
+                "compiled graphs in another way. Use a version that docs/versions.md lists, or report this line.",
+                UncountedWorkWarning,
+            )
 
     def _mark_without_gradient(self, forward: _ForwardRun, backward: TextGraph, run: CompiledRun) -> None:
         """Forward products that no gradient flows back to are another's work, as under ``no_grad`` in eager."""

@@ -15,20 +15,27 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from mfu_monitor.counting.compiled.crosscheck import is_all_library
 from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
 from mfu_monitor.counting.compiled.inline import inline_subgraphs
-from mfu_monitor.internals.inductor import compiled_graph_class, dtypes_by_abbreviation, fused_origins
+from mfu_monitor.internals.inductor import (
+    compiled_graph_class,
+    dtypes_by_abbreviation,
+    fused_origins,
+    generated_code,
+    graph_text,
+    is_backward_graph,
+)
 from mfu_monitor.internals.patches import Wrap
 
-__all__ = ["CompiledGraphWatch", "eager_where_guards_notice_us", "guards_notice_modes", "unavailable_reason"]
+__all__ = ["CompiledGraphWatch", "EagerStance", "guards_notice_modes", "unavailable_reason"]
 
-OnRun = Callable[[TextGraph, Sequence[Any], bool], None]
+OnRun = Callable[[TextGraph, Sequence[Any], bool | None], None]
 OnUnknown = Callable[[str], None]
 
 _parsed: dict[tuple[str, Any], TextGraph] = {}
@@ -40,8 +47,6 @@ def unavailable_reason() -> str | None:
     graph_class = compiled_graph_class()
     if graph_class is None:
         return "this torch has no CompiledFxGraph where inductor kept it"
-    if "inductor_post_grad_graph_str" not in getattr(graph_class, "__dataclass_fields__", {}):
-        return "this torch keeps no text of its compiled graphs (CompiledFxGraph.inductor_post_grad_graph_str)"
     if not dtypes_by_abbreviation():
         return "this torch has no names of dtypes to read its compiled graphs with"
     return None
@@ -53,24 +58,46 @@ def guards_notice_modes(torch_version: str = torch.__version__) -> bool:
     return (major, minor) < (2, 10)
 
 
-def eager_where_guards_notice_us() -> AbstractContextManager[Any]:
-    """Around a counted step: eager execution on a torch whose compiled code must not meet a mode, nothing elsewhere."""
-    if guards_notice_modes() and "torch._dynamo" in sys.modules:
-        eager: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-        return eager
-    return nullcontext()
+class EagerStance:
+    """Eager execution while anybody counts, on a torch whose compiled code must not meet a mode; nothing elsewhere.
+
+    One for all users: each restores what it found, so that two which do not end in the order of their starts would
+    leave the first one's stance behind.
+    """
+
+    def __init__(self) -> None:
+        self._users: set[int] = set()
+        self._stance: Any = None
+
+    def attach(self, user: object) -> None:
+        """Run in eager from now on."""
+        if not guards_notice_modes() or "torch._dynamo" not in sys.modules:
+            return
+        self._users.add(id(user))
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")  # holds from the moment it is made
+
+    def detach(self, user: object) -> None:
+        """What was set before holds again once the last user leaves; may be called again, at any moment."""
+        self._users.discard(id(user))
+        if self._stance is not None and not self._users:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
 
 class CompiledGraphWatch:
     """Reports every run of a compiled graph while attached.
 
     Args:
-        on_run: called before a graph runs with its parsed text, its inputs, and whether it is a backward graph.
+        on_run: called before a graph runs with its parsed text, its inputs, and whether it is a backward graph, None
+            where the compiler does not say.
+        on_end: called after it ran.
         on_unknown: called with the reason before a graph runs that could not be read.
     """
 
-    def __init__(self, on_run: OnRun, on_unknown: OnUnknown) -> None:
+    def __init__(self, on_run: OnRun, on_end: Callable[[], None], on_unknown: OnUnknown) -> None:
         self._on_run = on_run
+        self._on_end = on_end
         self._on_unknown = on_unknown
         self._local = threading.local()
         graph_class = compiled_graph_class()
@@ -93,6 +120,8 @@ class CompiledGraphWatch:
             return call(compiled, inputs)
         finally:
             self._local.depth -= known
+            if known:
+                self._on_end()
 
     def attach(self) -> None:
         """Start to watch; does nothing where no compiler is there."""
@@ -110,17 +139,19 @@ class CompiledGraphWatch:
         except GraphParseError as error:
             self._on_unknown(str(error))
             return False
-        self._on_run(graph, inputs, bool((getattr(compiled, "fx_kwargs", None) or {}).get("is_backward", False)))
+        self._on_run(graph, inputs, is_backward_graph(compiled))
         return True
 
 
 def _read(compiled: Any) -> TextGraph:
     reason = unavailable_reason()
-    text = getattr(compiled, "inductor_post_grad_graph_str", None)
-    if reason is not None or not text:
-        raise GraphParseError(reason or "the compiled graph carries no text")
-    source = getattr(compiled, "source_code", None)
+    text = None if reason is not None else graph_text(compiled)
+    if not text:
+        raise GraphParseError(reason or "CompiledFxGraph.inductor_post_grad_graph_str, its text, is empty or missing")
+    source = generated_code(compiled)
     key = (text, source)
     if key not in _parsed:
-        _parsed[key] = replace(inline_subgraphs(parse_graph(text)), origins=fused_origins(source))
+        origins = fused_origins(source)
+        parsed = inline_subgraphs(parse_graph(text))
+        _parsed[key] = replace(parsed, origins=origins, is_all_library=is_all_library(origins, source))
     return _parsed[key]
