@@ -127,7 +127,8 @@ def count_graph(
             product = dataclasses.replace(product, op="aten::bmm" if rank > 2 else "aten::mm", bytes_accessed=0)
         else:
             priced.add(node.name)
-            run.library_flops[executed_by_library(product.op, cost)] += 1
+            if flops := executed_by_library(product.op, cost):
+                run.library_flops[flops] += 1
         run.products.append(product)
     run.fused_bytes = _fused_bytes(graph, values, priced)
     return run
