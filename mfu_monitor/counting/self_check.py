@@ -145,7 +145,8 @@ def _readings() -> Iterator[tuple[str, bool]]:
     yield "views are not known", storage_id(view) == storage_id(matrix) != storage_id(_ones(grad=False))
     yield "masks are not read", not is_fake(matrix)
     yield "writes in place are not seen", version_of(matrix) == 0 and version_of(matrix.add_(1)) == 1
-    custom = _WithContext.apply(_ones(grad=True), _ones(grad=False)).grad_fn
+    function: Any = _WithContext
+    custom = function.apply(_ones(grad=True), _ones(grad=False)).grad_fn
     yield "custom functions are not named", function_of_users(custom) == "_WithContext" and is_custom_node(custom)
     yield "torch's own nodes are taken for custom functions", not is_custom_node((_ones(grad=True) * 2).grad_fn)
     observer = StepObserver()

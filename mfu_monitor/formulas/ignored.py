@@ -165,7 +165,7 @@ IGNORED_ELSEWHERE: Mapping[str, str] = {
     "mkl": "_mkl_reorder_linear_weight",
     "onednn": "qadd qadd_relu qmul qbatch_norm2d qconv_prepack qlinear_prepack linear_prepack_fp16",
     "inductor": "_alloc_from_pool _reinterpret_tensor accumulate_grad resize_storage_bytes",
-    "fsdp": "all_gather_copy_in split_with_sizes_copy chunk_cat copy set",
+    "fsdp": "all_gather_copy_in split_with_sizes_copy chunk_cat chunk_cat_mixed_dtype copy set record_grad_output_stream",
     "symm_mem": """
         _barrier _rendezvous all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset get_remote_tensors
         memset32_ multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_
