@@ -273,7 +273,7 @@ def _as_bshd(operand: Tensor) -> Tensor:
 # --- cuDNN kernels: (B, H, S, D), or (T, H, D) with document ends -----------------------------------------------------
 
 
-@formula("aten::_cudnn_attention_forward")
+@formula("aten::_cudnn_attention_forward", "aten::_cudnn_attention_forward_no_dropout_inplace")
 def _cudnn_forward(call: OperatorCall) -> OpCost:
     return forward_cost(_cudnn_work(call))
 

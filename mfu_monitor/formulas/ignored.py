@@ -78,7 +78,7 @@ IGNORED_GROUPS: Mapping[str, str] = {
         rand_like randn randn_like randint randint_like randperm random normal normal_functional uniform
         bernoulli binomial cauchy exponential geometric log_normal multinomial poisson _standard_gamma
         _standard_gamma_grad _sample_dirichlet _dirichlet_grad _philox_key_fold_in _philox_key_split
-        _philox_normal _philox_uniform native_dropout _fused_dropout _cudnn_init_dropout_state
+        _philox_normal _philox_randint _philox_uniform native_dropout _fused_dropout _cudnn_init_dropout_state
         _fill_mem_eff_dropout_mask_
     """,
     "pooling, interpolation and sampling grids": """
@@ -165,7 +165,9 @@ IGNORED_ELSEWHERE: Mapping[str, str] = {
     "mkl": "_mkl_reorder_linear_weight",
     "onednn": "qadd qadd_relu qmul qbatch_norm2d qconv_prepack qlinear_prepack linear_prepack_fp16",
     "inductor": "_alloc_from_pool _reinterpret_tensor accumulate_grad resize_storage_bytes",
-    "fsdp": "all_gather_copy_in split_with_sizes_copy chunk_cat chunk_cat_mixed_dtype copy set record_grad_output_stream",
+    "fsdp": """
+        all_gather_copy_in split_with_sizes_copy chunk_cat chunk_cat_mixed_dtype copy set record_grad_output_stream
+    """,
     "symm_mem": """
         _barrier _rendezvous all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset get_remote_tensors
         memset32_ multi_root_tile_reduce multimem_all_gather_out multimem_all_reduce_

@@ -244,6 +244,13 @@ def _scaled_mm(call: OperatorCall) -> OpCost:
     return OpCost(matmul_flops(M, K * packed_values(call["self"]), N), precision=_scaled_precision(call["self"]))
 
 
+@formula("aten::_scaled_addmm")  # since torch 2.15
+def _scaled_addmm(call: OperatorCall) -> OpCost:
+    left, right = call["mat1"], call["mat2"]
+    (M, K), N = left.shape, right.shape[1]
+    return OpCost(matmul_flops(M, K * packed_values(left), N), precision=_scaled_precision(left))
+
+
 @formula("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
 def _grouped_mm(call: OperatorCall) -> OpCost:
     left, right, offs = call["self"], call["mat2"], call.get("offs")

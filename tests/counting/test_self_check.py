@@ -122,3 +122,14 @@ def test_users_dispatch_modes_see_nothing_of_it_and_stay() -> None:
         assert self_check.failed_capabilities() == ()
         assert _get_current_dispatch_mode_stack() == [mode]
     assert Mode.calls == 0
+
+
+def test_a_torch_newer_than_any_tested_gets_one_line(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+    with caplog.at_level("INFO", "mfu_monitor"):
+        count_linear()
+        count_linear()
+    assert [r.message for r in caplog.records] == [
+        "torch 2.99.0+cpu is newer than 2.15, the newest that mfu_monitor was tested with; its self-check decides what "
+        "is called exact"
+    ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mfu_monitor.formulas  # noqa: F401  # registers every formula
 from mfu_monitor.formulas.attention_packed import hub_flash_formula
-from mfu_monitor.formulas.cost import OpCost
+from mfu_monitor.formulas.cost import OpCost, OperatorCall
 from mfu_monitor.formulas.registry import bind_call, find_formula
 
 with contextlib.suppress(ImportError):  # since torch 2.10; registers torch_attn::_varlen_attn
@@ -455,3 +455,13 @@ def test_builds_from_the_kernels_hub_are_known_whatever_their_hash() -> None:
 )
 def test_other_names_are_no_builds_of_flash_attention(name: str) -> None:
     assert hub_flash_formula(name) is None
+
+
+def test_cudnn_attention_into_a_given_tensor_counts_as_the_one_that_makes_its_own() -> None:
+    query, key = torch.empty(8, 2, 16, device="meta"), torch.empty(8, 2, 16, device="meta")
+    arguments = {"query": query, "key": key, "value": key, "is_causal": True, "max_q": 5, "max_k": 5}
+    arguments |= {"cum_seq_q": torch.tensor([0, 3, 8]), "cum_seq_k": torch.tensor([0, 3, 8])}
+    found = find_formula("aten::_cudnn_attention_forward_no_dropout_inplace")
+    assert found is not None
+    # Documents of 3 and 5: 6 + 15 causal pairs, 2 heads, Q K^T and P V of width 16.
+    assert found(OperatorCall("x", arguments, None)).flops == 2 * 2 * 2 * (6 + 15) * 16

@@ -335,3 +335,8 @@ def test_einsum_equals_a_nested_loop_over_all_its_letters(
     is_summed = bool(letters - set(kept))  # nothing summed: an elementwise product, which counts 0
     counted = flops_of(lambda: torch.einsum(equation, *[torch.zeros(shape) for shape in shapes]))
     assert counted == (2 * multiply_adds if is_summed else 0)
+
+
+def test_a_scaled_product_that_is_added_counts_as_the_product() -> None:
+    arguments = {"self": empty(8, 32), "mat1": empty(8, 64).to(torch.float8_e4m3fn), "mat2": empty(64, 32)}
+    assert price_by_name("aten::_scaled_addmm", arguments, empty(8, 32)) == 2 * 8 * 64 * 32
