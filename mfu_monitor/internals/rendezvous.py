@@ -21,7 +21,7 @@ _POLL_S = 0.01
 )
 def default_store() -> Any:
     """The store of the default group, in a corner of our own; None where this torch does not give it."""
-    store = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    store = dist.distributed_c10d._get_default_store()
     return dist.PrefixStore("mfu_monitor", store)  # type: ignore[attr-defined]
 
 
