@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.counting.compiled.agreement import executed_by_library
 from mfu_monitor.counting.compiled.attention import Score, find_attention
-from mfu_monitor.counting.compiled.crosscheck import executed_by_library
 from mfu_monitor.counting.compiled.graph import GraphNode, TensorSpec, TextGraph, solve_sizes
 from mfu_monitor.counting.compiled.rewrites import as_written, decomposed_products, unpadded_share
 from mfu_monitor.counting.compiled.values import GraphValues, resolve_operator

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.counting.compiled.agreement import GRADIENT_LOST, KernelCheck, has_tangents
 from mfu_monitor.counting.compiled.attention import Score
-from mfu_monitor.counting.compiled.crosscheck import GRADIENT_LOST, KernelCheck, has_tangents
 from mfu_monitor.counting.compiled.gradients import gradient_paths
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.modules import modules_of

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from mfu_monitor.counting.compiled.crosscheck import is_all_library
+from mfu_monitor.counting.compiled.agreement import is_all_library
 from mfu_monitor.counting.compiled.graph import GraphParseError, TextGraph, parse_graph
 from mfu_monitor.counting.compiled.inline import inline_subgraphs
 from mfu_monitor.internals.inductor import (
