@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mfu_monitor as mm
+from mfu_monitor.counting import self_check
 
 ROUNDS = 15
 
@@ -68,9 +69,23 @@ def replayed(model: nn.Module, batch: torch.Tensor, step: Callable[[], object]) 
     return {"bare": step, "watched, replayed step": watched, "begin and end alone": nothing}
 
 
+def self_check_s() -> float:
+    """Median seconds of the counter's proof of itself, which runs once a process."""
+    with mm.FlopCounter():
+        pass  # what is imported at the first count is no part of it
+    times = []
+    for _ in range(ROUNDS):
+        self_check._found.clear()
+        began_s = time.perf_counter()
+        assert self_check.failed_capabilities() == ()
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     console = Console()
+    proof_s = self_check_s()
     for title, width, depth, rows in (("50 tiny Linears", 16, 50, 8), ("8 Linears of 512", 512, 8, 128)):
         model, batch = mlp(width, depth), torch.randn(rows, width)
 
@@ -82,6 +97,8 @@ def main() -> None:
             found = medians_s(variants, repeats=repeats)
             for name, seconds in found.items():
                 table.add_row(name, f"{seconds * 1e3:.4f}", f"{seconds / found['bare']:.4f}")
+            bare_s = found["bare"]
+        table.add_row("self-check, once a process", f"{proof_s * 1e3:.4f}", f"{proof_s / bare_s:.4f}")
         console.print(table)
 
 

@@ -108,6 +108,28 @@ def test_it_changes_nothing_in_the_process() -> None:
     assert _get_current_dispatch_mode_stack() == []
 
 
+def test_losses_gradients_weights_and_random_state_are_equal_with_and_without_it() -> None:
+    def train(*, is_checked: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        kept = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 6)).pow(2).sum()
+            if is_checked:
+                self_check._found.clear()
+                assert self_check.failed_capabilities() == ()
+            loss.backward()
+            optimizer.step()
+            kept += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        return [*kept, *(p.detach() for p in model.parameters()), torch.get_rng_state()]
+
+    bare, checked = train(is_checked=False), train(is_checked=True)
+    assert len(bare) == len(checked) == 3 * (1 + 4) + 4 + 1
+    assert all(torch.equal(a, b) for a, b in zip(bare, checked, strict=True))
+
+
 def test_users_dispatch_modes_see_nothing_of_it_and_stay() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
