@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of
-from mfu_monitor.internals.stack import is_compiled_wrapper, known_codes
+from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of, is_forward
+from mfu_monitor.internals.stack import KnownCodes, is_compiled_wrapper, known_codes
 
 __all__ = ["CallSite", "graph_tangents", "is_called_from", "read_call_site", "runs_inside"]
 
 
 _FORWARDS = ForwardCodes()
+_MANY_CODES = 20_000
+"""Codes of notebooks and of compilers come and go; what is kept of them is read again now and then."""
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 _COMMUNICATION_HOOKS = "ddp_comm_hooks"
 _TRANSFORMS = str(Path("_functorch") / "eager_transforms.py")
@@ -92,43 +94,95 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
     """
     site = CallSite()
     inner_codes: set[CodeType | None] = set()
-    known = known_codes()
+    forwards = _FORWARDS.known()
     called = _CalledByEngine()
     engine: FrameType | None = None
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if code in known.engine and in_backward:
+        kind = _kind_of(code)
+        if kind.is_engine and in_backward:
             engine = frame
             break
-        if code in known.module_call:
-            _add_module(site, frame)
-        elif code in known.optimizer_step:
-            if not _is_inside_closure(frame, inner_codes):
-                site.in_optimizer_step = True
-                site.model_in_optimizer |= bool(site.modules)
-        elif code in known.custom_backward:
-            _note_custom_backward(site, frame)
-        elif code.co_filename == known.compiled_autograd_file:
-            site.in_compiled_autograd = True
-        elif code.co_filename == known.checkpoint_file:
-            _note_checkpoint(site, code, in_backward=in_backward)
-        elif code.co_name == "call" and "extern_kernels" in frame.f_globals:
-            site.in_generated_code = True
-        elif code.co_name == known.compiled_call:
-            site.in_compiled_call |= not _is_called_by_flex_attention(frame)
-        if _FORWARDS.is_forward(frame):
+        if kind.note is not None:
+            kind.note(site, frame, inner_codes, in_backward)
+        if code in forwards and is_forward(frame, forwards):
             site.function_forwards.append(frame)
             site.function_at = len(site.modules)
-        elif code.co_filename.endswith(_TRANSFORMS):
+        elif kind.is_transform:
             site.in_transform = True
-        called.saw(code)
+        called.saw(kind)
         inner_codes.add(code)
         frame = frame.f_back
     if in_backward:
         site.in_hook = called.is_hook
         _note_engine(site, engine or _blocked_engine(), inner_codes)
     return site
+
+
+Note = Callable[[CallSite, FrameType, "set[CodeType | None]", bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a frame of one code says of the call; found once a code."""
+
+    note: Note | None
+    """Writes it down: takes the site, the frame, the codes further in, and whether a backward runs."""
+    is_engine: bool
+    is_transform: bool
+    is_dispatch: bool
+    """Carries out an operator for a subclass or a mode."""
+    is_autograds: bool
+    """A custom backward, a checkpoint, compiled autograd."""
+    is_users: bool
+
+
+_kinds: dict[CodeType, _Kind] = {}
+_kinds_are_of: KnownCodes | None = None
+
+
+def _kind_of(code: CodeType) -> _Kind:
+    global _kinds_are_of
+    known = known_codes()
+    if known is not _kinds_are_of or len(_kinds) > _MANY_CODES:
+        _kinds.clear()
+        _kinds_are_of = known
+    kind = _kinds.get(code)
+    if kind is None:
+        kind = _kinds[code] = _read_kind(code, known)
+    return kind
+
+
+def _read_kind(code: CodeType, known: KnownCodes) -> _Kind:
+    name = code.co_filename
+    is_autograds = code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file)
+    is_dispatch = code.co_name == "__torch_dispatch__"
+    is_torchs = name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) and _COMMUNICATION_HOOKS not in name
+    return _Kind(
+        note=_note_for(code, known),
+        is_engine=code in known.engine,
+        is_transform=name.endswith(_TRANSFORMS),
+        is_dispatch=is_dispatch,
+        is_autograds=is_autograds and not is_dispatch,
+        is_users=not (is_dispatch or is_autograds or is_torchs),
+    )
+
+
+def _note_for(code: CodeType, known: KnownCodes) -> Note | None:
+    if code in known.module_call:
+        return _add_module
+    if code in known.optimizer_step:
+        return _note_optimizer_step
+    if code in known.custom_backward:
+        return _note_custom_backward
+    if code.co_filename == known.compiled_autograd_file:
+        return _note_compiled_autograd
+    if code.co_filename == known.checkpoint_file:
+        return _note_checkpoint
+    if code.co_name == "call":
+        return _note_generated_code
+    return _note_compiled_call if code.co_name == known.compiled_call else None
 
 
 class _CalledByEngine:
@@ -142,16 +196,14 @@ class _CalledByEngine:
     def __init__(self) -> None:
         self.is_users, self._is_of_autograd = False, False
 
-    def saw(self, code: CodeType) -> None:
+    def saw(self, kind: _Kind) -> None:
         """One frame more, going outwards."""
-        name = code.co_filename
-        known = known_codes()
-        if code.co_name == "__torch_dispatch__":
-            self.is_users = False
-        elif code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file):
-            self._is_of_autograd = True
-        elif not name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) or _COMMUNICATION_HOOKS in name:
+        if kind.is_users:
             self.is_users = True
+        elif kind.is_dispatch:
+            self.is_users = False
+        elif kind.is_autograds:
+            self._is_of_autograd = True
 
     @property
     def is_hook(self) -> bool:
@@ -171,7 +223,8 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
     known = known_codes()
     while frame is not None:
         code = frame.f_code
-        if code in known.engine:
+        kind = _kind_of(code)
+        if kind.is_engine:
             site.in_hook |= called.is_hook
             called = _CalledByEngine()
         elif code in known.optimizer_step:
@@ -179,8 +232,8 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
         elif code.co_filename == known.checkpoint_file and code not in known.checkpoint_entry and called.is_users:
             # A backward pass of the user's own inside a region that runs again runs again too. A reentrant checkpoint
             # also starts one itself, for the gradients: no frame of the user's lies between.
-            _note_checkpoint(site, code, in_backward=True)
-        called.saw(code)
+            _note_checkpoint(site, frame, inner_codes, True)
+        called.saw(kind)
         inner_codes.add(code)
         frame = frame.f_back
 
@@ -218,7 +271,7 @@ def is_called_from(file_name: str, *, depth: int = 1) -> bool:
     return False
 
 
-def _add_module(site: CallSite, frame: FrameType) -> None:
+def _add_module(site: CallSite, frame: FrameType, *_: Any) -> None:
     module = frame.f_locals.get("self")
     if is_compiled_wrapper(module):
         return  # a graph that some compiler interprets, or compiled autograd's backward: no module of the user's
@@ -226,7 +279,25 @@ def _add_module(site: CallSite, frame: FrameType) -> None:
         site.modules.append(module)
 
 
-def _note_custom_backward(site: CallSite, frame: FrameType) -> None:
+def _note_optimizer_step(site: CallSite, frame: FrameType, inner_codes: set[CodeType | None], _: bool) -> None:
+    if not _is_inside_closure(frame, inner_codes):
+        site.in_optimizer_step = True
+        site.model_in_optimizer |= bool(site.modules)
+
+
+def _note_compiled_autograd(site: CallSite, *_: Any) -> None:
+    site.in_compiled_autograd = True
+
+
+def _note_generated_code(site: CallSite, frame: FrameType, *_: Any) -> None:
+    site.in_generated_code |= "extern_kernels" in frame.f_globals
+
+
+def _note_compiled_call(site: CallSite, frame: FrameType, *_: Any) -> None:
+    site.in_compiled_call |= not _is_called_by_flex_attention(frame)
+
+
+def _note_custom_backward(site: CallSite, frame: FrameType, *_: Any) -> None:
     # One decorator around both makes the backward's frame look like a forward's; its context says whose it is.
     own = frame.f_locals.get("self")
     site.function_forwards = [f for f in site.function_forwards if context_of(f) is not own]
@@ -237,7 +308,8 @@ def _note_custom_backward(site: CallSite, frame: FrameType) -> None:
     site.in_custom_backward = True
 
 
-def _note_checkpoint(site: CallSite, code: CodeType, *, in_backward: bool) -> None:
+def _note_checkpoint(site: CallSite, frame: FrameType, _: set[CodeType | None], in_backward: bool) -> None:
+    code = frame.f_code
     if code in known_codes().checkpoint_entry:
         if site.checkpointed_at is None:
             site.checkpointed_at = len(site.modules)

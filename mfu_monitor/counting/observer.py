@@ -47,6 +47,8 @@ __all__ = ["StepObserver"]
 
 MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
 """What the math path of attention is made of."""
+_PLAIN = (torch.Tensor, nn.Parameter)
+"""Types that are no fake tensors."""
 COMPILED_DEPTH = 5
 COUNTED_IN_EAGER = (
     "with torch before 2.10 a counted step of a compiled model runs in eager so that its compiled code stays as it is; "
@@ -393,7 +395,7 @@ def _first_shape(output: Any) -> Any:
 
 def _is_rehearsal(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     """DTensor runs an operator on fake tensors of the global shape once, to learn how its result is laid out."""
-    are_fake = any(is_fake(t) for t in (*operands[:1], *outputs[:1]))
+    are_fake = any(type(t) not in _PLAIN and is_fake(t) for t in (*operands[:1], *outputs[:1]))
     return are_fake and is_called_from("_sharding_prop.py", depth=OBSERVER_DEPTH)
 
 

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mfu_monitor.internals.tensors import storage_address
+
 __all__ = ["ByStorage", "storage_of"]
 
 T = TypeVar("T")
@@ -28,21 +30,23 @@ class ByStorage(Generic[T]):
 
     def set(self, tensor: torch.Tensor, value: T) -> None:
         """Remember a value for the tensor's storage; nothing where the tensor has none."""
-        reference = storage_of(tensor)
-        if reference is not None:
-            self._known[reference.cdata] = (reference, value)
+        address = storage_address(tensor)
+        known = None if address is None else self._known.get(address)
+        reference = storage_of(tensor) if known is None else known[0]
+        if address is not None and reference is not None:
+            self._known[address] = (reference, value)
 
     def get(self, tensor: torch.Tensor) -> T | None:
         """What is known of the tensor's storage."""
-        reference = storage_of(tensor) if self._known else None
-        found = self._known.get(reference.cdata) if reference is not None else None
+        address = storage_address(tensor) if self._known else None
+        found = None if address is None else self._known.get(address)
         return None if found is None else found[1]
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Know nothing of the tensor's storage any more."""
-        reference = storage_of(tensor) if self._known else None
-        if reference is not None:
-            self._known.pop(reference.cdata, None)
+        address = storage_address(tensor) if self._known else None
+        if address is not None:
+            self._known.pop(address, None)
 
     def of_living(self) -> list[T]:
         """What is known of storages that some tensor still holds."""

@@ -8,6 +8,7 @@ and AOT's compiled functions reads as work without gradient.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.autograd.function import Function, FunctionCtx
 
 from mfu_monitor.internals.autograd_state import custom_node_class
 
-__all__ = ["ForwardCodes", "context_of"]
+__all__ = ["ForwardCodes", "context_of", "is_forward"]
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -34,25 +35,31 @@ class ForwardCodes:
         self._latest: weakref.ref[type] | None = None
         self._takes_context: dict[CodeType, bool] = {}
 
-    def is_forward(self, frame: FrameType) -> bool:
-        """True where the frame is a forward that autograd called: a call by hand has no context of autograd's."""
-        takes_context = self._known().get(frame.f_code)
-        return takes_context is not None and (not takes_context or context_of(frame) is not None)
+    def known(self) -> dict[CodeType, bool]:
+        """The codes of all forwards there are now, each to whether every function that runs it gets a context."""
+        nodes = self._nodes()
+        latest = nodes[-1] if nodes else None
+        if nodes is None or len(nodes) != self._size or (self._latest is not None and self._latest() is not latest):
+            self._size = -1 if nodes is None else len(nodes)
+            self._latest = weakref.ref(latest) if latest is not None else None
+            self._takes_context = _codes_of_all(Function, {})
+        return self._takes_context
 
     def refresh(self) -> None:
         """Read all classes again: a forward may have been replaced on a class that exists."""
         self._size = -1
 
-    def _known(self) -> dict[CodeType, bool]:
+    @staticmethod
+    def _nodes() -> list[type] | None:
         base = custom_node_class()
-        if base is None:
-            return _codes_of_all(Function, {})
-        nodes = base.__subclasses__()  # torch makes one for each Function, nested subclasses included
-        latest = nodes[-1] if nodes else None
-        if len(nodes) != self._size or (self._latest is not None and self._latest() is not latest):
-            self._size, self._latest = len(nodes), weakref.ref(latest) if latest is not None else None
-            self._takes_context = _codes_of_all(Function, {})
-        return self._takes_context
+        # torch makes one for each Function, nested subclasses included
+        return None if base is None else base.__subclasses__()
+
+
+def is_forward(frame: FrameType, known: Mapping[CodeType, bool]) -> bool:
+    """True where a frame is a forward that autograd called: a call by hand has no context of autograd's."""
+    takes_context = known.get(frame.f_code)
+    return takes_context is not None and (not takes_context or context_of(frame) is not None)
 
 
 def _codes_of_all(root: Any, found: dict[CodeType, bool]) -> dict[CodeType, bool]:

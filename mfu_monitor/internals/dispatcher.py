@@ -124,8 +124,12 @@ def _mode_base() -> type[Any]:
 @cache
 def as_dispatch_mode(plain: type) -> type[Any]:
     """The class made a mode: inside it each operator goes to its ``__torch_dispatch__``, which dynamo never traces."""
-    own = {"__torch_dispatch__": without_dynamo(plain.__torch_dispatch__)}  # type: ignore[attr-defined]
-    return type(plain.__name__, (plain, _mode_base()), own)
+    dispatch: Any = plain.__torch_dispatch__  # type: ignore[attr-defined]
+    made: Any = type(plain.__name__, (plain, _mode_base()), {"__torch_dispatch__": dispatch})
+    if made.__torch_dispatch__ is dispatch:  # torch itself disables it since 2.10; twice costs twice
+        made.__torch_dispatch__ = without_dynamo(dispatch)
+    mode_type: type[Any] = made
+    return mode_type
 
 
 @fact("torch._ops.OpOverload._schema", lost="operators have no names, so that none is counted")

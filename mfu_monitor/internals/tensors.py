@@ -10,7 +10,7 @@ import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["is_fake", "map_tensors", "sequence_sizes", "sparse_parts", "storage_id", "tensors_in"]
+__all__ = ["is_fake", "map_tensors", "sequence_sizes", "sparse_parts", "storage_address", "storage_id", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -50,12 +50,17 @@ def _read_address(storage: Any) -> int | None:
     return int(storage._cdata)
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """The same number for all views of one storage; the tensor's own where it has none, or where it is not known."""
+def storage_address(tensor: torch.Tensor) -> int | None:
+    """The same number for all views of one storage; None where a tensor has none, or where it is not known."""
     try:
-        found = _read_address(tensor.untyped_storage())
+        return _read_address(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # sparse layouts and some wrapper subclasses have no storage
-        found = None
+        return None
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The same number for all views of one storage; the tensor's own where ``storage_address`` gives none."""
+    found = storage_address(tensor)
     return id(tensor) if found is None else found
 
 
