@@ -47,7 +47,7 @@ class FunctionRepeats:
         is_new = self._backward != id(node)
         self._backward = id(node)
         if is_new and is_custom_node(node):
-            tangents = list(tensors_in(graph_tangents(depth=2)))
+            tangents = tensors_in(graph_tangents(depth=2))
             self._has_tangents = bool(tangents)
             self._mark(tangents)
 
@@ -76,7 +76,7 @@ class FunctionRepeats:
             if site.function_forwards:
                 self._work.add(work)
             return False
-        knows_gradients = self._has_tangents or next(tensors_in(site.incoming_gradients), None) is not None
+        knows_gradients = self._has_tangents or bool(tensors_in(site.incoming_gradients))
         is_free = knows_gradients and not self._gradients.first(factors)
         return work in self._work and (is_free or has_equal_operand)
 

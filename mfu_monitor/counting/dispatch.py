@@ -110,4 +110,4 @@ def _must_decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     if not is_composite(func) or find_formula(operator_name(func)) is not None:
         return False
-    return runs_composite(func, tensors_in((args, kwargs)))
+    return runs_composite(func, tensors_in(args, kwargs))

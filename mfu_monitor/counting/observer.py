@@ -131,7 +131,7 @@ class StepObserver:
 
     def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = operator_name(func)
-        operands, outputs = list(tensors_in((args, kwargs))), list(tensors_in(output))
+        operands, outputs = tensors_in(args, kwargs), tensors_in(output)
         if _is_rehearsal(operands, outputs):
             return
         self._grad_mode.settle(outputs)
@@ -349,7 +349,7 @@ class StepObserver:
     ) -> None:
         in_backward = backward_is_running()
         site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
-        inputs = list(tensors_in((args, kwargs)))
+        inputs = tensors_in(args, kwargs)
         around = [m for m in site.modules if m is not module]
         if self.opaque.covers(around):
             return  # part of a module that is counted as a whole

@@ -156,10 +156,15 @@ def _named(rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 
 def _distinct_bytes(values: Any) -> int:
     """Bytes of all tensors in a nest of lists; one that occurs twice is moved once."""
-    return sum(tensor_bytes(tensor) for tensor in {id(t): t for t in tensors_in(values)}.values())
+    tensors = tensors_in(values)
+    if len(tensors) == 1:
+        return tensor_bytes(tensors[0])
+    return sum(tensor_bytes(tensor) for tensor in {id(t): t for t in tensors}.values())
 
 
 def _distinct_elements(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.numel()
     elements, span = 1, 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if isinstance(stride, int) and stride == 0:

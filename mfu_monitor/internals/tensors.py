@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,16 +13,17 @@ from mfu_monitor.internals.facts import fact
 __all__ = ["is_fake", "map_tensors", "sequence_sizes", "sparse_parts", "storage_address", "storage_id", "tensors_in"]
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor of nested tuples, lists and dicts, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -46,14 +47,11 @@ def is_fake(tensor: Any) -> bool:
 
 
 @fact("torch.UntypedStorage._cdata", lost="views of a parameter are not known as such, so that it may read as unused")
-def _read_address(storage: Any) -> int | None:
-    return int(storage._cdata)
-
-
 def storage_address(tensor: torch.Tensor) -> int | None:
     """The same number for all views of one storage; None where a tensor has none, or where it is not known."""
     try:
-        return _read_address(tensor.untyped_storage())
+        address: int = tensor.untyped_storage()._cdata
+        return address
     except (NotImplementedError, RuntimeError):  # sparse layouts and some wrapper subclasses have no storage
         return None
 

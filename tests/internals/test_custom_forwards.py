@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import mfu_monitor as mm
-from mfu_monitor.internals.custom_forwards import ForwardCodes, is_forward, context_of
+from mfu_monitor.internals.custom_forwards import ForwardCodes, context_of, is_forward
 
 F = 2 * 16 * 32 * 32
 

@@ -79,7 +79,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "torch.optim.Optimizer.profile_hook_step": ((), lambda: OTHER_CODE),
     "torch.utils.checkpoint.checkpoint": ((), lambda: OTHER_CODE),
     "torch._subclasses.fake_tensor.is_fake": ((ONES,), lambda _: True),
-    "torch.UntypedStorage._cdata": ((ONES.untyped_storage(),), lambda _: 7),
+    "torch.UntypedStorage._cdata": ((ONES,), lambda _: 7),
     "torch.Tensor._nested_tensor_size": ((ONES,), lambda _: [(1, 1)]),
     "torch.Tensor._values": ((ONES,), lambda _: (ONES[:1], ONES[:1])),
     "torch.Tensor._version": ((ONES,), lambda _: 0),
