@@ -12,20 +12,40 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.registry import bind_call, find_formula, operator_name
 
-__all__ = ["GRADIENT_LOST", "KernelCheck", "executed_by_library", "has_tangents", "is_all_library"]
+__all__ = [
+    "GRADIENT_LOST",
+    "KEEPS_LITTLE",
+    "KernelCheck",
+    "executed_by_library",
+    "has_tangents",
+    "is_all_library",
+    "keeps_little",
+]
 
 GRADIENT_LOST = (
     "a compiled graph seemed to run without gradients, and its backward ran; whether its forward is the model's is not "
     "known"
 )
+KEEPS_LITTLE = (
+    "with torch before 2.12 the text of a compiled graph does not name the code that it comes from, and a weight that "
+    "is frozen later keeps its gradient's product: products that the compiler rewrote may be missing or another's"
+)
 _OWN_KERNELS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_int_mm")
 """What inductor hands to a library in one call; attention's kernels count by masks that the text may not show."""
 _TEMPLATES = ("triton_tem_", "_gemm_template", "CppMicroGemm", "micro_gemm")
 """How generated code calls products of its own (``torch/_inductor/select_algorithm.py``, ``cpp_gemm_template.py``)."""
+
+
+def keeps_little(torch_version: str = torch.__version__) -> bool:
+    """True for a torch whose graphs do not say which line of code a node comes from: before 2.12."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    return (major, minor) < (2, 12)
 
 
 def has_tangents(graph: TextGraph) -> bool:

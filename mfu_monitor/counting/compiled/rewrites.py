@@ -193,7 +193,7 @@ def _possible_origins(graph: TextGraph, node: GraphNode, shapes: Sequence[Sequen
     """The operators whose decomposition leaves a multiplication of this form."""
     left, right = shapes
     ranks = (len(left), len(right))
-    if ranks == (2, 2) and left[-1] == right[0] == 1 and left[0] > 1 < right[1]:
+    if ranks == (2, 2) and left[-1] == right[0] == 1:
         return frozenset({"mm", "addmm"})
     if ranks == (2, 1) and left[-1] == 1 and not _is_summed(graph, node.name):
         return frozenset({"addr"})

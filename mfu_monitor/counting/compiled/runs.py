@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mfu_monitor.counting.compiled.agreement import GRADIENT_LOST, KernelCheck, has_tangents
+from mfu_monitor.counting.compiled.agreement import GRADIENT_LOST, KEEPS_LITTLE, KernelCheck, has_tangents, keeps_little
 from mfu_monitor.counting.compiled.attention import Score
 from mfu_monitor.counting.compiled.gradients import gradient_paths
 from mfu_monitor.counting.compiled.graph import TextGraph
@@ -97,6 +97,9 @@ class CompiledCounter:
 
     def saw_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool, site: RunSite) -> None:
         """A compiled graph is about to run."""
+        if keeps_little():
+            self._ledger.incomplete = True
+            self._ledger.note(KEEPS_LITTLE)
         if has_tangents(graph) != is_backward:
             self.contradict(BACKWARD_UNSURE)
         forward = self._take_forward_of(graph) if is_backward else None

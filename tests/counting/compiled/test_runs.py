@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from mfu_monitor.counting import observer as observer_module
+from mfu_monitor.counting.compiled import agreement, runs
 from mfu_monitor.counting.compiled import watch as inductor
 from mfu_monitor.counting.counter import FlopCounter
 from mfu_monitor.counting.step_record import StepRecord
@@ -316,3 +317,25 @@ def test_before_torch_2_10_a_counted_step_runs_in_eager_and_compiled_code_stays(
 @pytest.mark.parametrize(("version", "notices"), [("2.9.1+cu128", True), ("2.10.0", False), ("2.13.0a0+git1", False)])
 def test_guards_notice_modes_before_torch_2_10(version, notices):
     assert inductor.guards_notice_modes(version) is notices
+
+
+@compiled_code_runs_under_a_mode
+def test_where_a_torch_keeps_little_of_its_graphs_no_compiled_count_is_exact(monkeypatch):
+    assert [agreement.keeps_little(v) for v in ("2.10.0", "2.11.1+cu128", "2.12.0", "2.15.0")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    monkeypatch.setattr(runs, "keeps_little", lambda: True)
+    model, x = nn.Linear(6, 10), torch.ones(4, 6)
+    compiled = torch.compile(model)
+    compiled(x).sum().backward()
+    with FlopCounter(model) as counter:
+        compiled(x).sum().backward()
+    assert counter.record.is_lower_bound
+    assert any("before 2.12" in note for note in counter.record.notes)
+    assert counter.record.model_flops == 2 * (2 * 4 * 6 * 10)
+    with FlopCounter(model) as counter:
+        model(x).sum().backward()
+    assert not counter.record.is_lower_bound
