@@ -48,14 +48,15 @@ class Row:
 
 
 TRAINERS = ("tests/callbacks", "tests/examples")
+MOVES_WITH_TORCH = ("tests/internals", "tests/counting", "tests/bit_equality", "tests/conformance", "tests/callbacks")
 ROWS: dict[str, Row] = {
     "torch-2.9.1": Row(torch="2.9.1", note="the oldest that is supported"),
-    "torch-2.10.0": Row(torch="2.10.0"),
-    "torch-2.11.0": Row(torch="2.11.0"),
-    "torch-2.12.1": Row(torch="2.12.1"),
+    "torch-2.10.0": Row(torch="2.10.0", tests=MOVES_WITH_TORCH),
+    "torch-2.11.0": Row(torch="2.11.0", tests=MOVES_WITH_TORCH),
+    "torch-2.12.1": Row(torch="2.12.1", tests=MOVES_WITH_TORCH),
     "torch-2.13.0": Row(note="what `constraints.txt` pins"),
     "torch-2.14.1": Row(torch="2.14.1", note="CI runs counting, conformance, callbacks and examples on it"),
-    "torch-2.15.0": Row(torch="2.15.0"),
+    "torch-2.15.0": Row(torch="2.15.0", note="the newest there is"),
     "lightning-oldest": Row(lightning="2.5.0", tests=TRAINERS),
     "lightning-newest": Row(lightning="2.6.6", tests=TRAINERS),
     "transformers-oldest": Row(transformers="4.49.0", tests=TRAINERS),
