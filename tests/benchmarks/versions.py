@@ -3,6 +3,7 @@
     python tests/benchmarks/versions.py list                  # the rows, and when each was run last
     python tests/benchmarks/versions.py run torch-2.14.1      # make its environment, run the suite, keep the result
     python tests/benchmarks/versions.py run torch-2.14.1 --python .venv-x/bin/python     # in an environment that exists
+    python tests/benchmarks/versions.py probe torch-2.14.1    # renew how what runs is labelled, without the tests
     python tests/benchmarks/versions.py table                 # write docs/versions.md from the results that are kept
 
 Each result is kept in docs/versions.json, with its date; a row without one says that it was not run.
@@ -87,17 +88,24 @@ def run(row: Row, python: Path, *, workers: int, tests: tuple[str, ...]) -> dict
         command = [str(python), "-m", "pytest", "-q", "-m", "not gpu", *parallel, f"--junitxml={report}", *tests]
         subprocess.run(command, cwd=ROOT, env=env, check=False)
         outcome = counts(report)
-    probed = subprocess.run([str(python), str(PROBE)], cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     installed = subprocess.run([str(python), "-c", INSTALLED], check=True, capture_output=True, text=True)
-    last = probed.stdout.strip().splitlines()[-1] if probed.returncode == 0 else None
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, CPU",
         "tests": list(tests),
         **json.loads(installed.stdout),
         **outcome,
-        "labels": json.loads(last) if last else {"counting": f"failed: {probed.stderr.strip().splitlines()[-1]}"},
+        "labels": labels(python),
     }
+
+
+def labels(python: Path) -> dict[str, str]:
+    """How each probe's count is labelled."""
+    probed = subprocess.run([str(python), str(PROBE)], cwd=ROOT, check=False, capture_output=True, text=True)
+    if probed.returncode:
+        return {"counting": f"failed: {probed.stderr.strip().splitlines()[-1]}"}
+    found: dict[str, str] = json.loads(probed.stdout.strip().splitlines()[-1])
+    return found
 
 
 def counts(report: Path) -> dict[str, Any]:
@@ -171,7 +179,7 @@ def _details(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["list", "run", "table"])
+    parser.add_argument("action", choices=["list", "run", "probe", "table"])
     parser.add_argument("row", nargs="?", choices=list(ROWS))
     parser.add_argument("--python", type=Path, help="an interpreter whose environment is made already")
     parser.add_argument("--workers", type=int, default=2)
@@ -182,6 +190,8 @@ def main() -> None:
         for name in ROWS:
             print(f"{name:22}", f"run on {results[name]['date']}" if name in results else "not run")
         return
+    if given.action == "probe":
+        results[given.row]["labels"] = labels((given.python or environment(ROWS[given.row])).absolute())
     if given.action == "run":
         if given.row is None:
             parser.error("run needs a row: " + ", ".join(ROWS))
@@ -190,6 +200,7 @@ def main() -> None:
         tests = tuple(given.tests or row.tests)
         results[given.row] = run(row, python.absolute(), workers=given.workers, tests=tests)
         _check(given.row, row, results[given.row])
+    if given.action != "table":
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")

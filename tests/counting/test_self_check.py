@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,9 @@ def test_a_torch_newer_than_any_tested_gets_one_line(monkeypatch: Any, caplog: A
         "torch 2.99.0+cpu is newer than 2.15, the newest that mfu_monitor was tested with; its self-check decides what "
         "is called exact"
     ]
+
+
+def test_the_newest_tested_torch_is_the_newest_row_of_the_table() -> None:
+    kept = json.loads((Path(__file__).parents[2] / "docs" / "versions.json").read_text())
+    rows = [tuple(map(int, result["torch"].split("+")[0].split(".")[:2])) for result in kept.values()]
+    assert max(rows) == self_check.NEWEST_TESTED
