@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -58,28 +59,29 @@ _STOP_WAIT_S = 300.0
 """For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
 
 
+@dataclass(slots=True)
 class _Scope:
-    """A ``with`` block that calls one function when it begins and one when it ends."""
+    """A ``with`` block that calls one function when it begins and one when it ends; a failure of theirs ends there."""
 
-    __slots__ = ("_begin", "_end")
-
-    def __init__(self, begin: Callable[[], Any], end: Callable[..., None]) -> None:
-        self._begin, self._end = begin, end
+    _stages: Stages
+    _begin: Callable[[], Any]
+    _end: Callable[..., None]
 
     def __enter__(self) -> Any:
-        return self._begin()
+        return self._stages.always("monitor", self._begin)
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._end(*exc_info)
+        self._stages.always("monitor", self._end, *exc_info)
 
 
+@dataclass(slots=True)
 class _StepScope:
     """``with monitor.step(batch):``"""
 
-    __slots__ = ("_batch", "_extra", "_monitor", "_step")
-
-    def __init__(self, monitor: Monitor, batch: Any, step: int | None, extra: Hashable) -> None:
-        self._monitor, self._batch, self._step, self._extra = monitor, batch, step, extra
+    _monitor: Monitor
+    _batch: Any
+    _step: int | None
+    _extra: Hashable
 
     def __enter__(self) -> Monitor:
         batch, self._batch = self._batch, None  # the loop decides how long a batch lives
@@ -101,13 +103,11 @@ class _StepScope:
             raise
 
 
+@dataclass(slots=True)
 class _GroupScope:
     """``with monitor.step():`` around the micro-batches of one optimizer step."""
 
-    __slots__ = ("_monitor",)
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+    _monitor: Monitor
 
     def __enter__(self) -> Monitor:
         self._monitor._is_in_group = True
@@ -267,7 +267,7 @@ class Monitor:
             ...             loss(batch).backward()
             ...     optimizer.step()
         """
-        return _Scope(lambda: self._begin_micro_batch(batch), self._end_micro_batch)
+        return _Scope(self._stages, partial(self._begin_micro_batch, batch), self._end_micro_batch)
 
     @guarded("monitor")
     def _begin_micro_batch(self, batch: Any) -> None:
@@ -403,8 +403,16 @@ class Monitor:
 
     def phase(self, name: str) -> _Scope:
         """A part of the step as a ``with`` block: ``"forward"``, ``"backward"``, ``"optimizer"``, or your own name."""
-        before = self.current_phase
-        return _Scope(lambda: self.mark_phase(name), lambda *_: self.mark_phase(before))
+        before: list[str] = []
+
+        def begin() -> None:
+            before.append(self.current_phase)
+            self.mark_phase(name)
+
+        def end(*_: Any) -> None:
+            self.mark_phase(before.pop() if before else "other")
+
+        return _Scope(self._stages, begin, end)
 
     @guarded("timing")
     def mark_phase(self, name: str) -> None:
@@ -425,7 +433,7 @@ class Monitor:
 
     def paused(self, reason: str) -> _Scope:
         """What happens in the ``with`` block is in no window: ``with monitor.paused("validation"): ...``."""
-        return _Scope(lambda: self.pause(reason), lambda *_: self.resume(reason))
+        return _Scope(self._stages, partial(self.pause, reason), lambda *_: self.resume(reason))
 
     @guarded("monitor", always=True)
     def pause(self, reason: str) -> None:

@@ -23,10 +23,13 @@ __all__ = ["CountingMode", "Observer", "drop_strays"]
 
 
 class Observer(Protocol):
-    """Is shown every operator after it ran; must not raise."""
+    """Is shown every operator after it ran."""
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran with these arguments and gave this output."""
+
+    def failed(self, fault: Exception) -> None:
+        """Looking at an operator raised; must not raise."""
 
 
 class CountingMode:
@@ -87,7 +90,10 @@ class CountingMode:
             if output is not NotImplemented:
                 return output
         output = func(*args, **kwargs)
-        observer.saw(func, args, kwargs, output)
+        try:
+            observer.saw(func, args, kwargs, output)
+        except Exception as fault:  # noqa: BLE001  (the user's step goes on)
+            observer.failed(fault)
         return output
 
 

@@ -76,8 +76,8 @@ class StepObserver:
 
     def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
         self.ledger = Ledger()
-        self.opaque = OpaqueModules(model, self._saw_opaque_module)
-        self.opaque_backward = BackwardPasses()
+        self.opaque = OpaqueModules(model, self._saw_opaque_module, self.failed)
+        self.opaque_backward = BackwardPasses(self.failed)
         self._count_no_grad_as_model = count_no_grad_as_model
         self._names = ModuleNames(model)
         self._links = SequenceLinks()
@@ -113,21 +113,23 @@ class StepObserver:
         self.ledger.note(why)
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """One operator ran. A failure of ours makes the record unknown; it never reaches the user's step."""
+        """One operator ran."""
         if self.fault is not None:
             return
-        try:
-            if self.compiled_graphs.is_inside_known_graph:
-                self._compiled.saw_kernel(func, args, kwargs, output)
-            else:
-                self._saw(func, args, kwargs, output)
-        except FormulaError as error:
-            self._note_formula(error)
-        except Exception as fault:  # noqa: BLE001  (training must go on)
-            trace = traceback.format_exc(limit=4)
-            fault.add_note(trace)
-            self.fault = fault.with_traceback(None)  # its frames hold activations
-            self.ledger.note(f"counting failed, so nothing is known of this step:\n{trace}")
+        if self.compiled_graphs.is_inside_known_graph:
+            self._compiled.saw_kernel(func, args, kwargs, output)
+        else:
+            self._saw(func, args, kwargs, output)
+
+    def failed(self, fault: Exception) -> None:
+        """A failure of ours makes the record unknown, and a formula's leaves its work out; neither reaches the user."""
+        if isinstance(fault, FormulaError):
+            self._note_formula(fault)
+            return
+        trace = _text_of_trace(fault)
+        fault.add_note(trace)
+        self.fault = fault.with_traceback(None)  # its frames hold activations
+        self.ledger.note(f"counting failed, so nothing is known of this step:\n{trace}")
 
     def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = operator_name(func)
@@ -380,6 +382,13 @@ class StepObserver:
         self.ledger.saw_backward = True
         for _ in range(gradients):
             self.ledger.add_product(replace(forward, phase=Phase.BACKWARD, without_grad=False))
+
+
+def _text_of_trace(fault: Exception) -> str:
+    try:
+        return "".join(traceback.format_exception(fault, limit=4))
+    except Exception:  # noqa: BLE001  (an exception whose own text cannot be made)
+        return type(fault).__name__
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

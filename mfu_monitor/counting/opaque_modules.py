@@ -31,9 +31,11 @@ class OpaqueModules:
     Args:
         model: where to look; None: nothing is opaque.
         on_call: called at every forward of such a module: the module, its arguments and its output.
+        on_fault: told what ``on_call`` raised.
     """
 
-    def __init__(self, model: nn.Module | None, on_call: OnCall) -> None:
+    def __init__(self, model: nn.Module | None, on_call: OnCall, on_fault: Callable[[Exception], None]) -> None:
+        self._on_fault = on_fault
         self._modules = [m for m in model.modules() if find_module_formula(m) is not None] if model is not None else []
         self._ids = {id(m) for m in self._modules}
         self._on_call = on_call
@@ -60,14 +62,22 @@ class OpaqueModules:
     def _around_call(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = call(module, *args, **kwargs)
         if id(module) in self._ids:
-            self._on_call(module, args, kwargs, output)
+            try:
+                self._on_call(module, args, kwargs, output)
+            except Exception as fault:  # noqa: BLE001  (the user's step goes on)
+                self._on_fault(fault)
         return output
 
 
 class BackwardPasses:
-    """Tells of each backward pass that runs through some outputs."""
+    """Tells of each backward pass that runs through some outputs.
 
-    def __init__(self) -> None:
+    Args:
+        on_fault: told what the one who is told raised.
+    """
+
+    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+        self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
 
     def watch(self, outputs: Iterable[torch.Tensor], on_pass: Callable[[], None]) -> None:
@@ -78,7 +88,10 @@ class BackwardPasses:
             task = running_pass()
             if task not in passes:
                 passes.add(task)
-                on_pass()
+                try:
+                    on_pass()
+                except Exception as fault:  # noqa: BLE001  (the user's backward goes on)
+                    self._on_fault(fault)
 
         for node in {t.grad_fn for t in outputs if t.grad_fn is not None}:
             self._handles.append(node.register_prehook(reached))

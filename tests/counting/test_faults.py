@@ -12,6 +12,7 @@ from torch import nn
 
 import mfu_monitor as mm
 from mfu_monitor.counting import autograd_links, coverage, custom_functions, frames, observer
+from mfu_monitor.formulas.registry import unregister_module_formula
 
 PLACES: dict[str, tuple[Any, str]] = {
     "call site": (frames.CallSite, "outside_checkpoint"),
@@ -77,3 +78,35 @@ def test_a_monitor_warns_once_of_a_fault_and_knows_no_flops(monkeypatch: pytest.
                 gradients_of_a_step(model)
     assert sum("injected" in str(w.message) for w in caught) == 1
     assert monitor.reading is None or monitor.reading.mfu is None
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (observer.StepObserver, "saw"),
+        (observer.StepObserver, "_saw_opaque_module"),
+        (observer.StepObserver, "_price_opaque_backward"),
+    ],
+)
+def test_what_raises_before_its_own_guard_reaches_nobody(holder: type, name: str, monkeypatch: Any) -> None:
+    class Doubled(nn.Linear):
+        pass
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def raises(*_: Any, **__: Any) -> None:
+        raise MuteError
+
+    mm.register_module_formula(Doubled)(lambda module, *shapes, out_shape: 10)
+    try:
+        monkeypatch.setattr(holder, name, raises)
+        model = nn.Sequential(Doubled(3, 4), nn.Linear(4, 2))
+        with mm.FlopCounter(model) as counter:
+            model(torch.ones(5, 3)).sum().backward()
+    finally:
+        unregister_module_formula(Doubled)
+    assert all(p.grad is not None for p in model.parameters())
+    assert counter.record.is_lower_bound
+    assert any("counting failed" in note for note in counter.record.notes)
