@@ -42,7 +42,7 @@ class UtilizationReading(PlainTypes):
 
     window: StepWindow
     mfu: float | None = None
-    """model_flops / (elapsed_s * world peak)."""
+    """The world's model_flops / (elapsed_s * world peak): the same on all ranks."""
     hfu: float | None = None
     """hardware_flops / (elapsed_s * world peak)."""
     mfu_weighted: float | None = None
@@ -94,8 +94,8 @@ class UtilizationReading(PlainTypes):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of the window's steps."""
-        return self.window.elapsed_s
+        """Seconds that ``mfu`` is over: of the window's steps, in a world of several ranks the slowest rank's."""
+        return self.window.rate_s
 
 
 def read_utilization(
@@ -129,14 +129,14 @@ def read_utilization(
     rate = _device_rate(peak, precision)
     world_peak = _world_peak(window, rate)
     reason = _reason(window, peak, precision, rate, world_peak)
-    exact = _fraction(_world(window, "model_flops"), window.elapsed_s, world_peak, reason)
+    exact = _fraction(_world(window, "model_flops"), window.rate_s, world_peak, reason)
     if exact is None and reason is None:
-        reason = f"{window.model_flops} FLOPs in {window.elapsed_s} s at {world_peak} FLOP/s leave the range of numbers"
-    palm = _scaled(exact, window.palm_model_flops, window.model_flops)
+        reason = f"{window.model_flops} FLOPs in {window.rate_s} s at {world_peak} FLOP/s leave the range of numbers"
+    palm = _scaled(exact, _world(window, "palm_model_flops"), _world(window, "model_flops"))
     return UtilizationReading(
         window=window,
         mfu=palm if convention == "palm" else exact,
-        hfu=_fraction(_world(window, "hardware_flops"), window.elapsed_s, world_peak, reason),
+        hfu=_fraction(_world(window, "hardware_flops"), window.rate_s, world_peak, reason),
         mfu_palm=palm,
         **_weighted(window, peak, precision, reason),
         **_rates(window),
@@ -259,14 +259,14 @@ def _ideal_share(
 def _rates(window: StepWindow) -> dict[str, Any]:
     usable = window.invalid_reason is None and _is_positive(window.elapsed_s)
     amounts = {
-        "tokens_per_s": _world(window, "tokens"),
-        "device_tokens_per_s": window.tokens,
-        "samples_per_s": _world(window, "samples"),
-        "device_samples_per_s": window.samples,
-        "device_model_flops_per_s": window.model_flops,
-        "device_hardware_flops_per_s": window.hardware_flops,
+        "tokens_per_s": (_world(window, "tokens"), window.rate_s),
+        "device_tokens_per_s": (window.tokens, window.elapsed_s),
+        "samples_per_s": (_world(window, "samples"), window.rate_s),
+        "device_samples_per_s": (window.samples, window.elapsed_s),
+        "device_model_flops_per_s": (window.model_flops, window.elapsed_s),
+        "device_hardware_flops_per_s": (window.hardware_flops, window.elapsed_s),
     }
-    return {name: _rate(n, window.elapsed_s) if usable else None for name, n in amounts.items()}
+    return {name: _rate(*amount) if usable else None for name, amount in amounts.items()}
 
 
 def _exactness(window: StepWindow) -> str:
@@ -358,11 +358,12 @@ def _throughput_monitor_metrics(reading: UtilizationReading) -> dict[str, Any]:
     """The names that Lightning's ThroughputMonitor logs in training; the world's only where there is more than one."""
     window = reading.window
     usable_s = window.elapsed_s if window.invalid_reason is None else None
+    world_s = None if usable_s is None else window.rate_s
     batches = _rate(window.steps, usable_s)
     extra = {
         "device_batches_per_s": batches,
-        "batches_per_s": None if batches is None else batches * window.world_size,
-        "model_flops_per_s": _rate(window.world_model_flops, usable_s),
+        "batches_per_s": _rate((window.world_steps or window.steps) * window.world_size, world_s),
+        "model_flops_per_s": _rate(window.world_model_flops, world_s),
     }
     names = {
         **metric_names.THROUGHPUT_MONITOR,

@@ -200,6 +200,14 @@ def test_a_world_is_read_by_its_sums() -> None:
     assert (reading.tokens_per_s, reading.device_tokens_per_s) == (37.5, 20.0)
 
 
+def test_the_worlds_rates_are_over_the_slowest_ranks_seconds_and_this_ranks_over_its_own() -> None:
+    world = window(world_size=2, world_model_flops=1500, world_tokens=75, world_peak_flops_per_s=1500.0,
+                   world_palm_model_flops=1800, world_elapsed_s=2.5, world_steps=10)  # fmt: skip
+    reading = read_utilization(world, PEAK)
+    assert (reading.mfu, reading.mfu_palm) == (1500 / (2.5 * 1500), pytest.approx(1800 / (2.5 * 1500)))
+    assert (reading.tokens_per_s, reading.device_tokens_per_s, reading.elapsed_s) == (30.0, 20.0, 2.5)
+
+
 @pytest.mark.parametrize(
     ("lower", "sampled", "expected"),
     [

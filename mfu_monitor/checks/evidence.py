@@ -198,7 +198,7 @@ class Case:
     def computed_mfu(self) -> float | None:
         """MFU from the window's own fields, with one device's peak times the world size."""
         peak = _times(self.peak_flops_per_s, self.world_size)
-        flops, elapsed = self.world_model_flops, self.window.elapsed_s
+        flops, elapsed = self.world_model_flops, self.window.rate_s
         return flops / (elapsed * peak) if flops and peak and elapsed > 0 else None
 
     @property

@@ -92,8 +92,9 @@ def by_users_figure(window: StepWindow, flops_per_batch: float) -> StepWindow:
     return dataclasses.replace(
         window,
         model_flops=flops,
-        world_model_flops=flops * window.world_size,
+        world_model_flops=round(flops_per_batch * (window.world_steps or window.steps)) * window.world_size,
         palm_model_flops=None,
+        world_palm_model_flops=None,
         model_flops_by_precision={} if ratio is None else {p: round(f * ratio) for p, f in shares.items()},
     )
 

@@ -223,6 +223,6 @@ def with_withheld(reading: UtilizationReading) -> UtilizationReading:
     is_timed = window.invalid_reason is None and window.elapsed_s > 0
     if reading.mfu is not None or not (flops and peak and is_timed):
         return reading
-    mfu = flops / (window.elapsed_s * peak)
+    mfu = flops / (window.rate_s * peak)
     hardware = window.hardware_flops / window.model_flops if window.hardware_flops and window.model_flops else None
     return dataclasses.replace(reading, mfu=mfu, hfu=mfu * hardware if hardware else None, reason=None)

@@ -218,8 +218,7 @@ class WindowPipeline:
 
     @guarded("ranks")
     def _with_world(self, closed: ClosedWindow, rows: list[list[int]]) -> ClosedWindow:
-        assert self._ranks is not None
-        return replace(closed, window=replace(closed.window, **world_fields(rows, rank=self._ranks.rank)))
+        return replace(closed, window=replace(closed.window, **world_fields(rows)))
 
     def _take_alone(self) -> None:
         while self._in_flight:
@@ -267,6 +266,7 @@ def _alone(closed: ClosedWindow) -> ClosedWindow:
             window,
             world_model_flops=window.model_flops,
             world_hardware_flops=window.hardware_flops,
+            world_palm_model_flops=window.palm_model_flops,
             world_tokens=window.tokens,
             world_samples=window.samples,
         ),

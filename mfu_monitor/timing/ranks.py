@@ -22,6 +22,7 @@ _FIELDS = (
     "data_wait_ns",
     "model_flops",
     "hardware_flops",
+    "palm_model_flops",
     "tokens",
     "samples",
     "peak_flops_per_s",
@@ -53,6 +54,7 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_sto
         "data_wait_ns": _nanoseconds(window.data_wait_s),
         "model_flops": window.model_flops,
         "hardware_flops": window.hardware_flops,
+        "palm_model_flops": window.palm_model_flops,
         "tokens": window.tokens,
         "samples": window.samples,
         "peak_flops_per_s": None if peak_flops_per_s is None else round(peak_flops_per_s),
@@ -86,21 +88,24 @@ def _unpack(row: Sequence[int]) -> Row:
     return {name: None if value == _UNKNOWN else value for name, value in zip(_FIELDS, row, strict=True)}
 
 
-def world_fields(rows: Sequence[Sequence[int]], *, rank: int) -> dict[str, Any]:
-    """The world's fields of this rank's window, from every rank's row. Pure.
+def world_fields(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The world's fields of a window, from every rank's row: the same on all ranks, to the last digit. Pure.
 
-    Ranks leave out steps of their own (those they counted), so each rank's sum is brought to this rank's number of
+    A step is over when its slowest rank is done, so the world's time is that of the rank that took longest a step.
+    Ranks leave out steps of their own (those they counted), so each rank's sum is brought to that rank's number of
     steps; where the numbers agree the sums are exact.
 
     Args:
         rows: one row of integers a rank, in rank order, as ``pack_window`` makes them.
-        rank: this rank.
     """
     ranks = [_unpack(row) for row in rows]
     busy = _busy_s_per_step(ranks)
+    last = _takes_longest(ranks)
     return {
         "world_size": len(ranks),
-        **{f"world_{name}": _sum_for_steps(ranks, name, rank) for name in _SUMMED},
+        "world_steps": None if last is None else last["steps"],
+        "world_elapsed_s": None if last is None else (last["elapsed_ns"] or 0) / 1e9,
+        **{f"world_{name}": None if last is None else _sum_for_steps(ranks, name, last["steps"]) for name in _SUMMED},
         "world_peak_flops_per_s": _sum_of_peaks(ranks),
         "world_counts_label": _weakest_label(ranks),
         "slowest_rank": None if busy is None else max(range(len(busy)), key=busy.__getitem__),
@@ -108,11 +113,23 @@ def world_fields(rows: Sequence[Sequence[int]], *, rank: int) -> dict[str, Any]:
     }
 
 
-_SUMMED = ("model_flops", "hardware_flops", "tokens", "samples")
+_SUMMED = ("model_flops", "hardware_flops", "palm_model_flops", "tokens", "samples")
 
 
-def _sum_for_steps(ranks: Sequence[Row], name: str, rank: int) -> int | None:
-    own_steps = ranks[rank]["steps"]
+def _takes_longest(ranks: Sequence[Row]) -> Row | None:
+    """The row with the most time a step, the first of equals; None where a rank has none."""
+    slowest: Row | None = None
+    for row in ranks:
+        elapsed, steps = row["elapsed_ns"], row["steps"]
+        if elapsed is None or not steps:
+            return None
+        # Compared crosswise, in integers: quotients that round alike would make ranks of unequal time equal.
+        if slowest is None or elapsed * (slowest["steps"] or 0) > (slowest["elapsed_ns"] or 0) * steps:
+            slowest = row
+    return slowest
+
+
+def _sum_for_steps(ranks: Sequence[Row], name: str, own_steps: int | None) -> int | None:
     total = 0
     for row in ranks:
         value, steps = row[name], row["steps"]

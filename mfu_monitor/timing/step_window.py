@@ -66,12 +66,18 @@ class StepWindow(PlainTypes):
     recompiles: int = 0
     world_size: int = 1
     world_model_flops: int | None = None
-    """Sum over ranks; equals ``model_flops`` in a world of one. None where the ranks were not gathered."""
+    """Sum over ranks of ``world_steps`` steps each; None where the ranks were not gathered. Equals ``model_flops`` in a
+    world of one."""
     world_hardware_flops: int | None = None
+    world_palm_model_flops: int | None = None
     world_tokens: int | None = None
     world_samples: int | None = None
     world_peak_flops_per_s: float | None = None
     """Sum of the ranks' own peaks at their active precision; None where unknown or not gathered."""
+    world_steps: int | None = None
+    """Steps of the rank that took longest a step. Ranks leave out steps of their own, so they are brought to these."""
+    world_elapsed_s: float | None = None
+    """Seconds of these steps on that rank: the same on all ranks."""
     slowest_rank: int | None = None
     rank_spread: float | None = None
     """(slowest - fastest) / mean of the ranks' busy seconds."""
@@ -103,6 +109,11 @@ class StepWindow(PlainTypes):
     def active_precision(self) -> str | None:
         """The precision that carries the most model FLOPs; None where nothing was counted."""
         return active_precision(self.model_flops_by_precision)
+
+    @property
+    def rate_s(self) -> float:
+        """The seconds that the world's sums are divided by; this rank's own where no other rank is known."""
+        return self.elapsed_s if self.world_elapsed_s is None else self.world_elapsed_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,17 +33,25 @@ def window(**changes: Any) -> StepWindow:
 
 def test_sums_of_ranks_with_equal_steps_are_exact() -> None:
     rows = [pack_window(window(model_flops=1001), 1e12), pack_window(window(model_flops=2002), 2e12)]
-    fields = world_fields(rows, rank=0)
+    fields = world_fields(rows)
     assert fields["world_size"] == 2
     assert fields["world_model_flops"] == 3003
     assert (fields["world_hardware_flops"], fields["world_tokens"], fields["world_samples"]) == (2400, 320, 40)
     assert fields["world_peak_flops_per_s"] == 3e12
 
 
-def test_a_rank_that_left_a_step_out_is_brought_to_this_ranks_steps() -> None:
+def test_ranks_that_left_steps_out_are_brought_to_the_steps_of_the_slowest() -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(steps=9, model_flops=900), 1e12)]
-    assert world_fields(rows, rank=0)["world_model_flops"] == 1000 + 1000
-    assert world_fields(rows, rank=1)["world_model_flops"] == 900 + 900
+    fields = world_fields(rows)  # 0.200 s a step and 0.222 s a step
+    assert (fields["world_steps"], fields["world_model_flops"]) == (9, 900 + 900)
+
+
+def test_the_worlds_seconds_are_those_of_the_rank_that_takes_longest_a_step() -> None:
+    rows = [pack_window(window(elapsed_s=s, steps=steps), 1e12) for s, steps in ((2.0, 10), (2.2, 11), (2.1, 10))]
+    fields = world_fields(rows)
+    assert (fields["world_elapsed_s"], fields["world_steps"]) == (2.1, 10)
+    # Of equal ones the first: no rank may choose another one.
+    assert world_fields(rows[:2])["world_steps"] == 10
 
 
 @pytest.mark.parametrize(
@@ -57,12 +65,12 @@ def test_a_rank_that_left_a_step_out_is_brought_to_this_ranks_steps() -> None:
 )
 def test_what_one_rank_does_not_know_is_unknown_of_the_world(other: dict[str, Any], unknown: str) -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(**other), 1e12)]
-    assert world_fields(rows, rank=0)[unknown] is None
+    assert world_fields(rows)[unknown] is None
 
 
 def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(), None)]
-    assert world_fields(rows, rank=0)["world_peak_flops_per_s"] is None
+    assert world_fields(rows)["world_peak_flops_per_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -78,23 +86,23 @@ def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
 )
 def test_every_rank_knows_the_weakest_label_of_all(other: dict[str, Any], label: str) -> None:
     rows = [pack_window(window(counts_label="exact"), 1e12), pack_window(window(**other), 1e12)]
-    assert [world_fields(rows, rank=rank)["world_counts_label"] for rank in (0, 1)] == [label, label]
+    assert world_fields(rows)["world_counts_label"] == label
 
 
 def test_an_upper_bound_plus_a_lower_bound_is_unknown() -> None:
     labels = ("upper_bound", "lower_bound")
     rows = [pack_window(window(counts_label=label), 1e12) for label in labels]
-    assert world_fields(rows, rank=0)["world_counts_label"] == "unknown"
+    assert world_fields(rows)["world_counts_label"] == "unknown"
 
 
 def test_a_rank_that_failed_leaves_all_unknown_and_nothing_zero() -> None:
-    fields = world_fields([pack_window(window(), 1e12), unknown_row()], rank=0)
+    fields = world_fields([pack_window(window(), 1e12), unknown_row()])
     assert {name: value for name, value in fields.items() if value is not None} == {"world_size": 2}
 
 
 def test_figures_too_large_for_the_wire_are_unknown_not_wrong() -> None:
     rows = [pack_window(window(model_flops=2**63), 1e12)] * 2
-    assert world_fields(rows, rank=0)["world_model_flops"] is None
+    assert world_fields(rows)["world_model_flops"] is None
 
 
 class TestStraggler:
@@ -103,13 +111,13 @@ class TestStraggler:
     def test_it_is_found_outside_backward_where_the_others_wait_for_it(self) -> None:
         # All take 2 s; rank 1 spends 1.5 s outside backward, the others wait for it in their backward.
         rows = [pack_window(window(backward_s=backward_s), 1e12) for backward_s in (1.5, 0.5, 1.5)]
-        fields = world_fields(rows, rank=0)
+        fields = world_fields(rows)
         assert fields["slowest_rank"] == 1
         assert fields["rank_spread"] == pytest.approx((1.5 - 0.5) / ((0.5 + 1.5 + 0.5) / 3))
 
     def test_without_phases_the_whole_step_decides(self) -> None:
         rows = [pack_window(window(elapsed_s=s), 1e12) for s in (2.0, 3.0)]
-        fields = world_fields(rows, rank=0)
+        fields = world_fields(rows)
         assert (fields["slowest_rank"], fields["rank_spread"]) == (1, pytest.approx(1.0 / 2.5))
 
 
@@ -168,12 +176,23 @@ from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRe
 
 rank, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-calls = []
-all_gather = dist.all_gather
-def counting(*args, **kwargs):
-    calls.append(1)
-    return all_gather(*args, **kwargs)
-dist.all_gather = counting
+calls, waits, groups = [], [], []
+def watched(name):
+    was = getattr(dist, name)
+    def call(*args, **kwargs):
+        if name == "new_group":
+            groups.append(1)
+        else:
+            calls.append(name)
+            waits.extend([] if kwargs.get("async_op") else [name])
+        return was(*args, **kwargs)
+    call.plain = was
+    return call
+for name in ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "barrier",
+             "all_to_all_single", "broadcast", "broadcast_object_list", "gather", "gather_object", "new_group", "recv",
+             "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "monitored_barrier"):
+    setattr(dist, name, watched(name))
+barrier = dist.barrier.plain
 
 class Sink:
     def __init__(self): self.readings = []
@@ -189,15 +208,13 @@ class Counter:
         self.record = StepRecord(ops=(op,))
 
 if case == "alone" and rank == 1:  # a monitor on rank 0 only
-    dist.barrier()
+    barrier()
     dist.destroy_process_group()
     print(json.dumps({}))
     sys.exit()
 if case == "alone":
     import mfu_monitor.timing.ranks
     mfu_monitor.timing.ranks._PATIENCE_S = 0.2
-    new_group = []
-    dist.new_group = lambda *_, **__: new_group.append(1)
 
 sink = Sink()
 monitor = mm.Monitor(nn.Linear(2, 2), log_every_n_steps=5, max_overhead=0.0, sinks=[sink],
@@ -212,9 +229,9 @@ for step in range(40 if case == "stops" else 20):
     if monitor.should_stop:
         break
 monitor.close()
-groups = len(globals().get("new_group", []))
-print(json.dumps({"last_step": step, "calls": len(calls), "groups": groups, "readings": sink.readings}))
-dist.barrier()
+print(json.dumps({"last_step": step, "calls": len(calls), "kinds": sorted(set(calls)), "waits": waits,
+                  "groups": len(groups), "readings": sink.readings}))
+barrier()
 dist.destroy_process_group()
 """
 
@@ -237,8 +254,12 @@ def _two_ranks(tmp_path: Path, case: str) -> list[dict[str, Any]]:
 
 
 def test_two_ranks_exchange_once_a_window_and_name_the_straggler(tmp_path: Path) -> None:
-    for rank, answer in enumerate(_two_ranks(tmp_path, "well")):
+    answers = _two_ranks(tmp_path, "well")
+    shown = [[(r["mfu"], r["hfu"], r["tokens_per_s"], r["exactness"]) for r in a["readings"]] for a in answers]
+    assert shown[0] == shown[1]  # to the last digit
+    for rank, answer in enumerate(answers):
         assert answer["calls"] == 20 // 5
+        assert (answer["kinds"], answer["waits"], answer["groups"]) == (["all_gather"], [], 1)
         assert [reading["window"]["last_step"] for reading in answer["readings"]] == [4, 9, 14, 19]
         last = answer["readings"][-1]
         assert last["window"]["world_size"] == 2
@@ -247,7 +268,9 @@ def test_two_ranks_exchange_once_a_window_and_name_the_straggler(tmp_path: Path)
         assert last["window"]["world_tokens"] == 2 * 5 * 32
         assert last["world_peak_flops_per_s"] == 3e9
         assert last["window"]["slowest_rank"] == 1
-        assert last["mfu"] == pytest.approx(5 * 300 / (last["window"]["elapsed_s"] * 3e9))
+        slowest_s = answers[1]["readings"][-1]["window"]["elapsed_s"]
+        assert last["window"]["world_elapsed_s"] == pytest.approx(slowest_s, abs=1e-9)
+        assert last["mfu"] == 5 * 300 / (last["window"]["world_elapsed_s"] * 3e9)
 
 
 def test_a_rank_whose_monitor_failed_takes_part_and_the_world_is_unknown(tmp_path: Path) -> None:
