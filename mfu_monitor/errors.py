@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "UncountedWorkWarning",
     "guarded",
     "guarded_hook",
+    "must_pass",
     "text_of",
     "trace_of",
     "users_stacklevel",
@@ -73,11 +77,44 @@ class StageDisabledWarning(MFUMonitorWarning):
     """A stage of ours failed inside a training run and was turned off; training goes on."""
 
 
+def must_pass(error: BaseException) -> bool:
+    """True for what no guard of ours may keep from the user: a stop that was asked for, and an interruption.
+
+    Ctrl-C and a time limit (``signal.alarm`` with a handler that raises any exception) strike wherever Python is at
+    that moment, in our code as well: they are no failures of ours. The interpreter gives the handler the frame that it
+    interrupted; no other function is called like that.
+    """
+    if isinstance(error, ImpossibleReadingError) or not isinstance(error, Exception):
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_signal_handler(trace.tb_frame):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _is_signal_handler(frame: FrameType) -> bool:
+    """By how it was called, ``handler(number, interrupted frame)``, or by its name in ``signal``'s table."""
+    code, interrupted = frame.f_code, frame.f_back
+    if interrupted is None:
+        return False
+    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += rest if isinstance(rest, tuple) else ()
+    if len(given) >= 2 and isinstance(given[-2], int) and given[-1] is interrupted:
+        return True
+    return any(getattr(handler, "__code__", None) is code for handler in map(signal.getsignal, signal.valid_signals()))
+
+
 def text_of(error: BaseException) -> str:
     """What an exception says, also of one whose own text fails."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # the text of a failure must not be a second one
+    except Exception as failure:  # the text of a failure must not be a second one
+        if must_pass(failure):
+            raise
         return f"(the text of this {type(error).__name__} cannot be read)"
 
 
@@ -85,7 +122,9 @@ def trace_of(error: BaseException) -> str:
     """The traceback as text; empty where it cannot be made."""
     try:
         return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  # an exception of another program may refuse to be printed
+    except Exception as failure:  # an exception of another program may refuse to be printed
+        if must_pass(failure):
+            raise
         return ""
 
 
@@ -105,7 +144,9 @@ def warn(message: str, category: type[MFUMonitorWarning]) -> None:
     """Give a warning that cannot become an exception in the training loop, whatever filters and hooks are set."""
     try:
         warnings.warn(message, category, stacklevel=users_stacklevel())
-    except Exception:  # noqa: BLE001  # warnings as errors, or a hook that fails
+    except Exception as failure:  # warnings as errors, or a hook that fails
+        if must_pass(failure):
+            raise
         with contextlib.suppress(Exception):
             _log.warning("%s: %s", category.__name__, message)
 
@@ -122,12 +163,18 @@ class Stages:
 
     def __init__(self) -> None:
         self.off: set[str] = set()
+        self._told: set[tuple[Any, ...]] = set()
 
     def fail(self, stage: str, error: BaseException) -> None:
-        """Turn a stage off, with a warning the first time."""
+        """Turn a stage off, with a warning for each fault: one that turns several stages off is told once."""
         if stage in self.off:
             return
         self.off.add(stage)
+        fault = (type(error), text_of(error), _place_of(error))
+        if fault in self._told:
+            _log.info("mfu_monitor turned its stage %r off for the same reason as the one before", stage)
+            return
+        self._told.add(fault)
         warn(
             f"mfu_monitor turned its stage {stage!r} off after {type(error).__name__}: {text_of(error)}. Training goes "
             f"on; what this stage gives is missing from here on. {_next_action(stage)}\n{trace_of(error)}",
@@ -144,11 +191,19 @@ class Stages:
         """The same for clean-up, which a stage that is off must not keep from running."""
         try:
             return call(*args, **kwargs)
-        except ImpossibleReadingError:
-            raise
-        except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
+        except Exception as error:  # nothing of ours may reach the training loop
+            if must_pass(error):
+                raise
             self.fail(stage, error)
             return None
+
+
+def _place_of(error: BaseException) -> tuple[str, int] | None:
+    """Where it was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 def _next_action(stage: str) -> str:
@@ -167,7 +222,7 @@ def guarded(
 ]:
     """Make a method of an object with ``_stages`` answer None once its stage has failed, and never raise.
 
-    Exceptions raised on purpose (``ImpossibleReadingError``) and those that end a program pass through.
+    What must reach the user (``must_pass``) and what ends a program pass through.
 
     Args:
         stage: what is turned off by a failure.
@@ -183,9 +238,9 @@ def guarded(
                 return None
             try:
                 return method(self, *args, **kwargs)
-            except ImpossibleReadingError:
-                raise
-            except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
+            except Exception as error:  # nothing of ours may reach the training loop
+                if must_pass(error):
+                    raise
                 self._stages.fail(stage, error)
                 return None
 
@@ -204,25 +259,25 @@ class Guarded:
 
     def _turn_off(self, hook: str, failure: BaseException) -> None:
         self._is_off = True
+        left = ""
+        try:
+            self._release()
+        except Exception as error:  # already off; training must not see it
+            if must_pass(error):
+                raise
+            left = f"\nIt could not clean up: {type(error).__name__}: {text_of(error)}"
         warn(
             f"{type(self).__name__} failed in {hook} and is turned off for the rest of the run; training goes on "
             "without MFU. Please report the traceback below; to be rid of this warning, leave the callback out.\n"
-            f"{trace_of(failure)}",
+            f"{trace_of(failure)}{left}",
             StageDisabledWarning,
         )
-        try:
-            self._release()
-        except Exception as error:  # noqa: BLE001  # already off and said so; training must not see it
-            warn(
-                f"{type(self).__name__} could not clean up: {type(error).__name__}: {text_of(error)}",
-                StageDisabledWarning,
-            )
 
 
 def guarded_hook(method: _Method) -> _Method:
     """Make a hook safe: it does nothing once its adapter is off, and an exception turns the adapter off.
 
-    ``ImpossibleReadingError`` passes: the user asked for it with ``on_impossible="raise"``. So do Ctrl-C and exit.
+    What must reach the user (``must_pass``) passes; so do Ctrl-C and exit.
     """
 
     @functools.wraps(method)
@@ -231,9 +286,9 @@ def guarded_hook(method: _Method) -> _Method:
             return
         try:
             method(self, *args, **kwargs)
-        except ImpossibleReadingError:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever it was, the training run must not die of it
+        except Exception as error:  # whatever it was, the training run must not die of it
+            if must_pass(error):
+                raise
             self._turn_off(method.__name__, error)
 
     return cast(_Method, safe)

@@ -24,6 +24,7 @@ from mfu_monitor.errors import (
     MFUMonitorWarning,
     Stages,
     guarded,
+    must_pass,
     warn,
 )
 from mfu_monitor.hardware.device_peak import DevicePeak
@@ -607,7 +608,9 @@ class Monitor:
     def _with_sink(self, sink: Sink, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001  # a full disk must not end training
+        except Exception as error:  # a full disk must not end training
+            if must_pass(error):
+                raise
             self._stages.fail(f"sink {type(sink).__name__}", error)
             self._sinks = [other for other in self._sinks if other is not sink]
 

@@ -28,8 +28,8 @@ class Observer(Protocol):
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran with these arguments and gave this output."""
 
-    def failed(self, fault: Exception) -> None:
-        """Looking at an operator raised; must not raise."""
+    def failed(self, fault: BaseException) -> None:
+        """Looking at an operator raised; must raise nothing but what is the user's (``errors.must_pass``)."""
 
 
 class CountingMode:
@@ -84,7 +84,12 @@ class CountingMode:
         if any(_desugars(t) for t in types):
             # DTensor, jagged tensors and the like turn this call into calls on the local parts: count those.
             return NotImplemented
-        if _must_decompose(func, args, kwargs):
+        try:
+            must_decompose = _must_decompose(func, args, kwargs)
+        except BaseException as fault:  # noqa: BLE001  (the user's step goes on, unless it is told otherwise)
+            must_decompose = False
+            observer.failed(fault)
+        if must_decompose:
             with ModeSeat(self):
                 output = func.decompose(*args, **kwargs)
             if output is not NotImplemented:
@@ -92,7 +97,7 @@ class CountingMode:
         output = func(*args, **kwargs)
         try:
             observer.saw(func, args, kwargs, output)
-        except Exception as fault:  # noqa: BLE001  (the user's step goes on)
+        except BaseException as fault:  # noqa: BLE001  (the user's step goes on, unless it is told otherwise)
             observer.failed(fault)
         return output
 

@@ -26,7 +26,7 @@ from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.step_record import Phase, StepRecord
-from mfu_monitor.errors import UncountedWorkWarning, text_of, warn
+from mfu_monitor.errors import UncountedWorkWarning, must_pass, text_of, warn
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.nested import is_strided_nested
 from mfu_monitor.formulas.registry import (
@@ -90,14 +90,15 @@ class StepObserver:
         self._hidden = HiddenWork(model)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(
-            self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph
+            self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph, self.failed
         )
+        self._is_interrupted = False
         self.fault: Exception | None = None
         """What failed of ours: the phases and owners of all that ran after it may be wrong, so nothing is known."""
 
     def record(self) -> StepRecord:
-        """Everything seen so far; no operator at all after a fault of ours."""
-        if self.fault is not None:
+        """Everything seen so far; no operator at all after a fault of ours or an interruption within our work."""
+        if self.fault is not None or self._is_interrupted:
             return StepRecord(notes=tuple(self.ledger.notes), is_training=self.ledger.saw_backward, incomplete=True)
         self._dropped.settle()
         for note in self._hidden.notes():
@@ -114,15 +115,23 @@ class StepObserver:
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran."""
-        if self.fault is not None:
+        if self.fault is not None or self._is_interrupted:
             return
         if self.compiled_graphs.is_inside_known_graph:
             self._compiled.saw_kernel(func, args, kwargs, output)
         else:
             self._saw(func, args, kwargs, output)
 
-    def failed(self, fault: Exception) -> None:
-        """A failure of ours makes the record unknown, and a formula's leaves its work out; neither reaches the user."""
+    def failed(self, fault: BaseException) -> None:
+        """A failure of ours makes the record unknown, and a formula's leaves its work out; neither reaches the user.
+
+        Raises:
+            Exception: the fault itself, where it is the user's (``must_pass``).
+        """
+        if must_pass(fault):
+            self._is_interrupted = True
+            raise fault
+        assert isinstance(fault, Exception)
         if isinstance(fault, FormulaError):
             self._note_formula(fault)
             return
@@ -219,7 +228,9 @@ class StepObserver:
         self._compiled.saw_start()
         try:
             self._count_compiled_run(graph, inputs, is_backward=bool(is_backward))
-        except Exception:  # noqa: BLE001  (the text of a graph may hold anything; training must go on)
+        except Exception as fault:  # the text of a graph may hold anything; training must go on
+            if must_pass(fault):
+                raise
             self.ledger.incomplete = True
             self.ledger.note(f"a compiled graph could not be counted:\n{traceback.format_exc(limit=4)}")
 
@@ -247,7 +258,9 @@ class StepObserver:
     def _saw_compiled_end(self) -> None:
         try:
             self._compiled.saw_end()
-        except Exception:  # noqa: BLE001  (training must go on)
+        except Exception as fault:  # training must go on
+            if must_pass(fault):
+                raise
             self.missed_operators(f"a compiled graph could not be checked:\n{traceback.format_exc(limit=4)}")
 
     def _saw_unreadable_graph(self, reason: str) -> None:
@@ -340,7 +353,9 @@ class StepObserver:
             self._price_opaque_forward(module, args, kwargs, output)
         except FormulaError as error:
             self._note_formula(error)
-        except Exception:  # noqa: BLE001  (a user's formula may raise anything)
+        except Exception as fault:  # a user's formula may raise anything
+            if must_pass(fault):
+                raise
             self.ledger.incomplete = True
             self.ledger.note(
                 f"the formula of {type(module).__name__} failed; its work is left out:\n{traceback.format_exc(limit=4)}"
@@ -387,7 +402,9 @@ class StepObserver:
 def _text_of_trace(fault: Exception) -> str:
     try:
         return "".join(traceback.format_exception(fault, limit=4))
-    except Exception:  # noqa: BLE001  (an exception whose own text cannot be made)
+    except Exception as failure:  # an exception whose own text cannot be made
+        if must_pass(failure):
+            raise
         return type(fault).__name__
 
 

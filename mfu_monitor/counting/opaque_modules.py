@@ -34,7 +34,7 @@ class OpaqueModules:
         on_fault: told what ``on_call`` raised.
     """
 
-    def __init__(self, model: nn.Module | None, on_call: OnCall, on_fault: Callable[[Exception], None]) -> None:
+    def __init__(self, model: nn.Module | None, on_call: OnCall, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._modules = [m for m in model.modules() if find_module_formula(m) is not None] if model is not None else []
         self._ids = {id(m) for m in self._modules}
@@ -64,7 +64,7 @@ class OpaqueModules:
         if id(module) in self._ids:
             try:
                 self._on_call(module, args, kwargs, output)
-            except Exception as fault:  # noqa: BLE001  (the user's step goes on)
+            except BaseException as fault:  # noqa: BLE001  (the user's step goes on)
                 self._on_fault(fault)
         return output
 
@@ -76,7 +76,7 @@ class BackwardPasses:
         on_fault: told what the one who is told raised.
     """
 
-    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+    def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
 
@@ -90,7 +90,7 @@ class BackwardPasses:
                 passes.add(task)
                 try:
                     on_pass()
-                except Exception as fault:  # noqa: BLE001  (the user's backward goes on)
+                except BaseException as fault:  # noqa: BLE001  (the user's backward goes on)
                     self._on_fault(fault)
 
         for node in {t.grad_fn for t in outputs if t.grad_fn is not None}:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mfu_monitor.counting.dispatch import CountingMode
 from mfu_monitor.counting.observer import StepObserver
-from mfu_monitor.errors import UncountedWorkWarning, warn
+from mfu_monitor.errors import UncountedWorkWarning, must_pass, warn
 from mfu_monitor.internals.autograd_state import is_custom_node
 from mfu_monitor.internals.dispatcher import qualified_name, runs_composite, without_dispatch_modes
 from mfu_monitor.internals.facts import missing_facts
@@ -93,7 +93,9 @@ def _note_newer_torch() -> None:
 def _failure(capability: Capability) -> str | None:
     try:
         seen = _count(capability.run)
-    except Exception as error:  # noqa: BLE001  (whatever moved in this torch must not reach the training loop)
+    except Exception as error:  # whatever moved in this torch must not reach the training loop
+        if must_pass(error):
+            raise
         return f"{capability.name}: {traceback.format_exception_only(error)[-1].strip()}"
     if seen == capability.expected:
         return None
@@ -129,7 +131,9 @@ def _misreadings() -> tuple[str, ...]:
     try:
         with _apart():
             return tuple(lost for lost, holds in _readings() if not holds)
-    except Exception as error:  # noqa: BLE001  (whatever moved in this torch must not reach the training loop)
+    except Exception as error:  # whatever moved in this torch must not reach the training loop
+        if must_pass(error):
+            raise
         return (f"a reading: {traceback.format_exception_only(error)[-1].strip()}",)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mfu_monitor.errors import ConfigurationError, MFUMonitorError, text_of
+from mfu_monitor.errors import ConfigurationError, MFUMonitorError, must_pass, text_of
 from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
 from mfu_monitor.formulas.ignored import is_ignored
 from mfu_monitor.internals.dispatcher import qualified_name, schema_of
@@ -248,6 +248,8 @@ def _checked_cost(
     except UncountableCallError:
         raise  # the formula's own way to say that this call cannot be counted
     except Exception as error:
+        if must_pass(error):
+            raise
         raise FormulaError(
             f"the formula of {target}, {_describe(function)}, raised {type(error).__name__}: {text_of(error)}. "
             "It is called with the operator's arguments, every tensor replaced by its shape.",

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.errors import Stages, guarded
+from mfu_monitor.errors import Stages, guarded, must_pass
 from mfu_monitor.steps.batch import (
     BatchCounts,
     batch_counts,
@@ -226,7 +226,9 @@ class StepCounter:
             if (fault := getattr(self._counter, "fault", None)) is not None:
                 raise fault
             record = self._counter.record
-        except Exception as error:  # noqa: BLE001  # nothing of ours may reach the training loop
+        except Exception as error:  # nothing of ours may reach the training loop
+            if must_pass(error):
+                raise
             self._stages.fail("counting", error)
         self._counter = None
         return record

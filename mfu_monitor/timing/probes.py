@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter, sub
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,13 @@ __all__ = ["GcPauseMeter", "TrainingProbes", "allocation_retries", "cpu_wait_s_b
 class GcPauseMeter:
     """Sums the time that Python's garbage collector holds the process, from ``gc.callbacks``.
 
+    No line of Python runs at a collection: Ctrl-C and a signal handler's exception strike between two lines of Python,
+    and what is raised within a callback of the collector is printed and lost. So the callback is put together from
+    functions of C, which read the clock and sum up.
+
+    Args:
+        clock: seconds; of C where nothing may be lost.
+
     Example:
         >>> meter = GcPauseMeter()
         >>> meter.start(); train(); meter.stop()
@@ -27,30 +39,38 @@ class GcPauseMeter:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds = 0.0
-        self.collections = 0
         self._clock = clock
-        self._started_s: float | None = None
-        self._callback = self._on_collection  # one object: each access makes a new bound method
+        self._began: deque[float] = deque([0.0], maxlen=1)
+        self._sums: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=1)
+        ends, starts = iter(clock, None), iter(partial(itemgetter(0), self._began), None)
+        sums = zip(accumulate(map(sub, ends, starts)), itertools.count(1), strict=False)
+        # gc calls callback("start", info) and callback("stop", info): getattr of C, which reads one of two properties.
+        edges = {
+            "start": property(partial(next, map(self._began.append, iter(clock, None)))),
+            "stop": property(partial(next, map(self._sums.append, sums))),
+        }
+        self._callback = partial(getattr, type("GcPauseMeterEdges", (), edges)())
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far."""
+        return self._sums[0][0]
+
+    @property
+    def collections(self) -> int:
+        """Collections so far."""
+        return self._sums[0][1]
 
     def start(self) -> None:
         """Listen; a second call changes nothing."""
         if self._callback not in gc.callbacks:
+            self._began.append(self._clock())  # a collection that runs now counts from here on
             gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
         """Leave nothing behind; a second call changes nothing."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._callback)
-        self._started_s = None
-
-    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._started_s = self._clock()
-        elif self._started_s is not None:
-            self.seconds += self._clock() - self._started_s
-            self.collections += 1
-            self._started_s = None
 
 
 def allocation_retries(device: torch.device | None) -> int | None:

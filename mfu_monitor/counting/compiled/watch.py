@@ -37,6 +37,7 @@ __all__ = ["CompiledGraphWatch", "EagerStance", "guards_notice_modes", "unavaila
 
 OnRun = Callable[[TextGraph, Sequence[Any], bool | None], None]
 OnUnknown = Callable[[str], None]
+OnFault = Callable[[BaseException], None]
 
 _parsed: dict[tuple[str, Any], TextGraph] = {}
 """By text and generated code: a graph is parsed once however often it is counted."""
@@ -93,9 +94,11 @@ class CompiledGraphWatch:
             where the compiler does not say.
         on_end: called after it ran.
         on_unknown: called with the reason before a graph runs that could not be read.
+        on_fault: told what failed of ours meanwhile.
     """
 
-    def __init__(self, on_run: OnRun, on_end: Callable[[], None], on_unknown: OnUnknown) -> None:
+    def __init__(self, on_run: OnRun, on_end: Callable[[], None], on_unknown: OnUnknown, on_fault: OnFault) -> None:
+        self._on_fault = on_fault
         self._on_run = on_run
         self._on_end = on_end
         self._on_unknown = on_unknown
@@ -135,11 +138,15 @@ class CompiledGraphWatch:
 
     def _tell(self, compiled: Any, inputs: Sequence[Any]) -> bool:
         try:
-            graph = _read(compiled)
-        except GraphParseError as error:
-            self._on_unknown(str(error))
+            try:
+                graph = _read(compiled)
+            except GraphParseError as error:
+                self._on_unknown(str(error))
+                return False
+            self._on_run(graph, inputs, is_backward_graph(compiled))
+        except BaseException as fault:  # noqa: BLE001  (the user's step goes on)
+            self._on_fault(fault)
             return False
-        self._on_run(graph, inputs, is_backward_graph(compiled))
         return True
 
 
