@@ -95,12 +95,12 @@ def _is_view(func: Any) -> bool:
 
 
 def _unread(name: str, schema: Any, mutated: frozenset[str]) -> frozenset[str]:
-    is_out = frozenset(a.name for a in schema.arguments if a.is_out)
+    is_out = frozenset(a.name for a in schema.arguments if a.is_out) | (mutated & _RESULT_NAMES)
     if name in _WRITES_ONLY:
         return is_out | mutated
     if name in _SHAPE_ONLY:
         return is_out | frozenset({"self"})
-    return is_out
+    return is_out | _SPARE_COPIES.get(name, frozenset())
 
 
 _METADATA = frozenset(
@@ -124,6 +124,12 @@ _WRITES_ONLY = frozenset(
     )
 )  # fmt: skip
 """In-place operators whose target is overwritten unseen."""
+
+_RESULT_NAMES = frozenset({"out", "out_", "dq", "dk", "dv", "dq_", "dk_", "dv_"})
+"""Arguments that the caller makes for results without the schema calling them ``out``: overwritten unseen."""
+
+_SPARE_COPIES = {"mkl::_mkl_linear": frozenset({"ORI_W"})}
+"""Arguments that hold the same numbers as another one: of a weight and its packed copy one is read."""
 
 _SHAPE_ONLY = frozenset(
     f"aten::{name}"
