@@ -48,6 +48,8 @@ class AtLoggingStep:
         at_step: from the training batch of an event to the step on that axis.
     """
 
+    stays_on_thread = True  # the writer is the trainer's
+
     def __init__(self, sink: Sink, at_step: Callable[[int], int]) -> None:
         self._sink, self._at_step = sink, at_step
         self.shows_figures = bool(getattr(sink, "shows_figures", False))
@@ -69,6 +71,8 @@ class LoggerSink:
         at_step: from the training batch of an event to the step on the logger's axis.
         also: TensorBoard's sink for what is not a scalar; it says which scalars are shown.
     """
+
+    stays_on_thread = True  # the logger is the trainer's, who logs at the same time
 
     def __init__(self, logger: Any, at_step: Callable[[int], int], also: TensorBoardSink | None = None) -> None:
         self._logger = logger

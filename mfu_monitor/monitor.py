@@ -6,6 +6,7 @@ import logging
 import platform
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,7 @@ from mfu_monitor.hardware.device_peak import DevicePeak
 from mfu_monitor.internals.dynamo import compiled_frames, latest_recompile
 from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
+from mfu_monitor.sinks.behind import BehindSink
 from mfu_monitor.sinks.console import ConsoleSink
 from mfu_monitor.sinks.jsonl import JsonlSink
 from mfu_monitor.sinks.notify import alert_sinks
@@ -55,6 +57,7 @@ _MOST_RECOMPILES_REPORTED = 5
 _DRAIN_S = 5.0
 """Longest wait for the device and the other ranks once training has ended; during training there is none."""
 _DRAIN_POLL_S = 0.005
+_SLOW_SINK_S = 0.1
 _STOP_POLL_S = 0.0005
 _STOP_WAIT_S = 300.0
 """For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
@@ -171,6 +174,8 @@ class Monitor:
         self.should_stop = False
         """True once training is to stop: after an impossible reading or an alert, where the options ask for that."""
         self._stages = Stages()
+        self._run_id = uuid.uuid4().hex[:12]  # of the system's randomness: no generator of training's is touched
+        self._slow_sinks: set[int] = set()
         self._clock, self._host_clock = clock, host_clock
         self._counting = StepCounter(
             model,
@@ -602,8 +607,25 @@ class Monitor:
         }
 
     def _emit(self, event: Event) -> None:
+        event = replace(event, run_id=self._run_id, rank=_rank())
         for sink in list(self._sinks):
+            began_s = time.perf_counter()
             self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
+            if time.perf_counter() - began_s > _SLOW_SINK_S and not getattr(sink, "stays_on_thread", False):
+                self._note_slow(sink)
+
+    def _note_slow(self, sink: Sink) -> None:
+        """A sink that was slow twice is called from a thread of its own; once may be its first import."""
+        if id(sink) not in self._slow_sinks or sink not in self._sinks:
+            self._slow_sinks.add(id(sink))
+            return
+        warn(
+            f"The sink {type(sink).__name__} took more than {_SLOW_SINK_S:g} s for an event twice. From here on a "
+            "thread calls it, so that training does not wait; at most 100 events wait. A sink that must stay on its "
+            "thread says so: stays_on_thread = True.",
+            MFUMonitorWarning,
+        )
+        self._sinks = [BehindSink(other) if other is sink else other for other in self._sinks]
 
     def _with_sink(self, sink: Sink, action: Callable[[], None]) -> None:
         try:
@@ -713,8 +735,12 @@ def _sinks_of(config: MonitorConfig, given: list[Sink]) -> list[Sink]:
 
 
 def _is_rank_zero() -> bool:
+    return _rank() == 0
+
+
+def _rank() -> int:
     distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def _own_version() -> str:

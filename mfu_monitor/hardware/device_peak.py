@@ -9,7 +9,10 @@ import torch
 
 from mfu_monitor.hardware.precision import matmuls_allow_tf32, precision_of
 
-__all__ = ["DevicePeak", "weighted_flops_per_s", "world_peak_flops_per_s"]
+LEAST_PEAK_FLOPS_PER_S = 1e6
+"""Below a megaflop per second nobody trains: the number was meant in TFLOP/s."""
+
+__all__ = ["LEAST_PEAK_FLOPS_PER_S", "DevicePeak", "weighted_flops_per_s", "world_peak_flops_per_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -20,7 +21,8 @@ import platformdirs
 import torch
 
 from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
-from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.hardware.detect import device_peak
+from mfu_monitor.hardware.device_peak import LEAST_PEAK_FLOPS_PER_S, DevicePeak
 from mfu_monitor.hardware.matmul_rate import (
     MEASURABLE_PRECISIONS,
     ProductRate,
@@ -45,6 +47,14 @@ CACHE_VARIABLE = "MFU_MONITOR_CACHE_DIR"
 """Environment variable that moves the cache."""
 
 _BANDWIDTH_SHARE = 0.25  # of the time that the product gets
+_MOST_CPU_FLOPS_PER_CYCLE = 4096
+"""Of a core: AMX does 1,024 multiply-adds a cycle (Intel 64 Optimization Reference Manual, chapter 20); doubled."""
+_MOST_CPU_CYCLES_PER_S = 6e9
+_MOST_FLOPS_PER_S = 1e18
+_MOST_BYTES_PER_S = 1e15
+"""Of one device: fifty times the fastest parts of the table."""
+
+_log = logging.getLogger("mfu_monitor")
 
 
 def measure_peak(
@@ -217,18 +227,60 @@ def cache_directory() -> Path:
 
 
 def load_measurement(key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The measurement saved under exactly this key; None if there is none or the file is not one of ours."""
+    """The measurement saved under exactly this key; None if there is none, or none that this device can have made."""
     try:
         content = json.loads(_path(key).read_text(encoding="utf-8"))
-        is_ours = content["key"] == dict(key) and float(content["flops_per_s"]) > 0
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return dict(content) if is_ours else None
+    is_ours = isinstance(content, dict) and content.get("key") == dict(key) and _is_sound(key, content)
+    return content if is_ours else None
+
+
+def _is_sound(key: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Whether a file that anybody can have written holds a measurement: its types, and figures that can be."""
+    shape, conditions = content.get("shape"), content.get("conditions")
+    return (
+        _is_between(LEAST_PEAK_FLOPS_PER_S, content.get("flops_per_s"), _most_flops_per_s(key))
+        and (content.get("bytes_per_s") is None or _is_between(1.0, content["bytes_per_s"], _MOST_BYTES_PER_S))
+        and isinstance(shape, list)
+        and len(shape) == 3
+        and all(isinstance(n, int) and n > 0 for n in shape)
+        and isinstance(content.get("measured_at"), str)
+        and (conditions is None or isinstance(conditions, dict))
+    )
+
+
+def _is_between(least: float, value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _most_flops_per_s(key: Mapping[str, Any]) -> float:
+    """More than the device can do: half above its datasheet, as clocks boost; without one by what no part reaches."""
+    threads = key.get("threads")
+    if isinstance(threads, int):
+        return threads * _MOST_CPU_FLOPS_PER_CYCLE * _MOST_CPU_CYCLES_PER_S
+    known = device_peak(str(key.get("device_name")), warn=False)
+    rate = None if known is None else known.flops_per_s(str(key.get("precision")))
+    return _MOST_FLOPS_PER_S if rate is None else 1.5 * rate * (known.max_clock_ratio or 1.0)  # type: ignore[union-attr]
 
 
 def save_measurement(key: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Save a measurement in one atomic step, since several ranks may do so at once; False where it cannot be."""
+    """Save a measurement in one atomic step, since several ranks may do so at once; False where it cannot be.
+
+    A better one that is there stays, and that is logged: a shorter benchmark or a busy machine measures too low.
+    """
     path = _path(key)
+    saved = load_measurement(key)
+    if saved is not None and saved["flops_per_s"] > values["flops_per_s"]:
+        _log.warning(
+            "The measured peak of an earlier run is kept: %.4g FLOP/s, of %s; this one measured %.4g FLOP/s. Where the "
+            "device has become slower for good, delete %s.",
+            saved["flops_per_s"],
+            saved["measured_at"],
+            values["flops_per_s"],
+            path,
+        )
+        return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")

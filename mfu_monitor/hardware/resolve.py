@@ -13,7 +13,7 @@ import torch
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.hardware.custom import load_custom_devices, positive_rate
 from mfu_monitor.hardware.detect import device_peak, properties_of
-from mfu_monitor.hardware.device_peak import DevicePeak
+from mfu_monitor.hardware.device_peak import LEAST_PEAK_FLOPS_PER_S, DevicePeak
 from mfu_monitor.hardware.precision import PRECISIONS, literal_precision
 
 __all__ = ["LEAST_PEAK_FLOPS_PER_S", "PeakSource", "PeakSpec", "resolve_peak", "validate_peak_spec"]
@@ -24,8 +24,6 @@ PeakSpec: TypeAlias = "str | float | int | Path | Mapping[Any, Any] | DevicePeak
 PEAK_WORDS = ("auto", "measure", "derive")
 _YAML_SUFFIXES = (".yaml", ".yml")
 _BANDWIDTH_KEY = "bytes_per_s"
-LEAST_PEAK_FLOPS_PER_S = 1e6
-"""Below a megaflop per second nobody trains: the number was meant in TFLOP/s."""
 _ALLOWED = (
     "allowed are 'auto' (the table), 'measure' (a short benchmark), 'derive' (from SM count and clock), a number in "
     "dense FLOP/s, a mapping of precisions to FLOP/s, a YAML file of devices, or a DevicePeak; examples: "

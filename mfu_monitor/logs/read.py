@@ -201,6 +201,8 @@ def _lost(table: Table, columns: list[Column], where: str) -> list[str]:
 def _own(path: Path, text: str, overrides: Overrides) -> Log:
     """Our own JSON lines: metrics by their public names, and MFU even where that was withheld from them."""
     run = read_events(str(path), text)
+    rank = min((event.rank for event in run.events), default=0)  # what others of its world wrote, it has as well
+    run = run.of_rank(rank)
     readings = tuple(with_withheld(reading) for reading in run.readings)
     table = Table(layout="JSON lines", rows=len(readings), notes=list(run.notes))
     for number, reading, event in zip(range(1, len(readings) + 1), readings, run.reading_events, strict=True):

@@ -19,6 +19,9 @@ class Event:
 
     kind: str
     step: int
+    run_id: str = ""
+    """Of the monitor that reports, another one in each process and run; empty for an event of nobody's."""
+    rank: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Scalars by their public metric name (``"utilization/mfu"``), ready for a logger."""
     payload: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +36,8 @@ class Event:
 class Sink(Protocol):
     """Receives events; must not block training. An exception turns the sink off, with one warning.
 
-    A sink that shows pictures says so with ``shows_figures = True``; without such a sink none are drawn.
+    A sink that shows pictures says so with ``shows_figures = True``; without such a sink none are drawn. One that is
+    slow is called from a thread of its own, unless it says ``stays_on_thread = True``.
     """
 
     def emit(self, event: Event) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from mfu_monitor.counting.plain_types import PlainTypes
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.sinks.base import Event
+from mfu_monitor.sinks.behind import WriteBehind
 from mfu_monitor.utilization import UtilizationReading
 
 __all__ = ["JSONL_SCHEMA_VERSION", "JsonlRun", "JsonlSink", "read_jsonl"]
@@ -27,10 +29,11 @@ JSONL_SCHEMA_VERSION = 1
 
 
 class JsonlSink:
-    """Appends each event to a file as one JSON object and flushes it.
+    """Appends each event to a file as one JSON object, from a thread of its own.
 
-    The file is opened for a moment in the constructor, to find a bad path before training; it is then held open from
-    the first event on.
+    A line is written by one call of the system, so that several ranks or processes may share a file; ``run_id`` and
+    ``rank`` in each line tell them apart. What the system refuses (a full disk, a pipe without a reader) is tried
+    again, and a file or directory that was deleted is made anew, with one warning; training never waits for it.
 
     Args:
         path: the file; its directory is made if needed. An existing file is continued.
@@ -45,25 +48,80 @@ class JsonlSink:
 
     def __init__(self, path: str | Path) -> None:
         self.path = _writable(path)
-        self._file: TextIO | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._file = _Lines(self.path)
+        self._behind = WriteBehind(self._file.write, f"jsonl={str(self.path)!r}")
+        self._file.on_trouble = self._behind.note
 
     def emit(self, event: Event) -> None:
         """Append one line."""
-        if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8")
-            if _ends_within_a_line(self.path):  # a run that was killed while it wrote: its half line ends here
-                self._file.write("\n")
-        self._file.write(json.dumps(_to_json(event), allow_nan=False) + "\n")
-        self._file.flush()
+        self._behind.put((json.dumps(_to_json(event), allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
-        """Close the file; a later event opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Write what waits and close the file; a later event opens it again."""
+        self._behind.close()
+        self._file.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}  # an open file cannot travel to a spawned process
+        return {"path": self.path}  # an open file and a thread cannot travel to a spawned process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._start()
+
+
+class _Lines:
+    """A file that lines are appended to, each whole: what was cut short is gone on with, or ended first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._line, self._sent = b"", 0
+        self._is_within_a_line = False
+        self.on_trouble: Callable[[str], None] = lambda _: None
+
+    def write(self, line: bytes) -> None:
+        """Append one line; after an OSError call it again with the same one."""
+        descriptor = self._opened()
+        if line is not self._line or not self._sent:
+            if self._is_within_a_line:
+                os.write(descriptor, b"\n")
+                self._is_within_a_line = False
+            self._line, self._sent = line, 0
+        while self._sent < len(line):
+            self._sent += os.write(descriptor, line[self._sent :])
+            self._is_within_a_line = self._sent < len(line)
+        self._line, self._sent = b"", 0
+
+    def close(self) -> None:
+        """May be called again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _opened(self) -> int:
+        if self._descriptor is not None and not self._is_there(self._descriptor):
+            self.on_trouble("it was deleted or replaced while the run wrote it, and is begun anew")
+            self.close()
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._sent = 0
+            # A run that was killed while it wrote left half a line.
+            self._is_within_a_line = _ends_within_a_line(self._path)
+            self._descriptor = os.open(self._path, _APPEND | (_NO_WAIT if _is_pipe(self._path) else 0), 0o666)
+        return self._descriptor
+
+    def _is_there(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except OSError:
+            return False
+
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +133,32 @@ class JsonlRun:
     records: tuple[StepRecord, ...] = ()
     notes: tuple[str, ...] = ()
     """Lines that were left out, and why."""
+
+    def of_rank(self, rank: int) -> JsonlRun:
+        """What one rank wrote."""
+        parts = [part for part in self.writers if part.events[0].rank == rank]
+        if len(parts) == len(self.writers):
+            return self
+        return JsonlRun(
+            events=tuple(event for part in parts for event in part.events),
+            readings=tuple(reading for part in parts for reading in part.readings),
+            records=tuple(record for part in parts for record in part.records),
+            notes=self.notes,
+        )
+
+    @property
+    def writers(self) -> tuple[JsonlRun, ...]:
+        """The same by who wrote it, in the order of first lines: several ranks, runs or processes may share a file."""
+        parts: dict[tuple[str, int], tuple[list[Event], list[UtilizationReading], list[StepRecord]]] = {}
+        readings, records = iter(self.readings), iter(self.records)
+        for event in self.events:
+            part = parts.setdefault((event.run_id, event.rank), ([], [], []))
+            part[0].append(event)
+            if event.kind == "reading":
+                part[1].append(next(readings))
+            elif event.kind == "record":
+                part[2].append(next(records))
+        return tuple(JsonlRun(events=tuple(e), readings=tuple(r), records=tuple(c)) for e, r, c in parts.values())
 
     @property
     def reading_events(self) -> tuple[Event, ...]:
@@ -154,7 +238,8 @@ def _writable(path: str | Path) -> Path:
     target = Path(path).expanduser()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.open("a", encoding="utf-8").close()
+        if not _is_pipe(target):  # to open one waits for its reader
+            target.open("a", encoding="utf-8").close()
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
@@ -162,6 +247,13 @@ def _writable(path: str | Path) -> Path:
             "path of a file, in a directory where this process may write, for example jsonl='runs/mfu.jsonl'."
         ) from error
     return target
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return stat.S_ISFIFO(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _ends_within_a_line(path: Path) -> bool:
@@ -177,6 +269,8 @@ def _to_json(event: Event) -> dict[str, Any]:
         "schema": JSONL_SCHEMA_VERSION,
         "kind": event.kind,
         "step": event.step,
+        "run_id": event.run_id,
+        "rank": event.rank,
         "title": event.title,
         "text": event.text,
         "metrics": _finite(event.metrics),
@@ -214,6 +308,8 @@ def _event(where: str, values: Any) -> Event:
 _EVENT_FIELDS: Mapping[str, type] = {
     "kind": str,
     "step": int,
+    "run_id": str,
+    "rank": int,
     "metrics": dict,
     "payload": dict,
     "text": str,

@@ -233,6 +233,32 @@ def test_a_broken_cache_file_is_measured_again(content: str) -> None:
     assert load_measurement({"a": 1}) is None
 
 
+SOUND = {"flops_per_s": 1e11, "shape": [64, 64, 64], "bytes_per_s": None, "measured_at": "2026", "conditions": None}
+KEY = {"device_name": "NVIDIA H100 80GB HBM3", "precision": "bf16", "threads": None}  # datasheet: 989.4e12 dense
+
+
+@pytest.mark.parametrize(
+    "value", ["1e1000", "1" + "0" * 400, "1e300", '"1e12"', "true", "Infinity", "NaN", "1e-9", "2e15"]
+)
+def test_a_figure_that_the_device_cannot_have_measured_is_not_read(value: str) -> None:
+    assert save_measurement(KEY, SOUND)
+    (file,) = cache_directory().glob("*.json")
+    file.write_text(file.read_text().replace("100000000000.0", value))
+    assert load_measurement(KEY) is None
+    file.write_text("[" * 200_000)
+    assert load_measurement(KEY) is None
+
+
+def test_a_shorter_benchmark_does_not_replace_a_better_one_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert save_measurement(KEY, SOUND)
+    assert not save_measurement(KEY, {**SOUND, "flops_per_s": 9e10})
+    assert "1e+11 FLOP/s, of 2026; this one measured 9e+10" in caplog.text
+    assert save_measurement(KEY, {**SOUND, "flops_per_s": 2e11})
+    found = load_measurement(KEY)
+    assert found is not None
+    assert found["flops_per_s"] == 2e11
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("MFU_MONITOR_CACHE_DIR", str(tmp_path / "file" / "below"))

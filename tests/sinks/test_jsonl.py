@@ -8,7 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
@@ -158,6 +158,7 @@ def test_a_missing_file_is_named() -> None:
         read_jsonl("nowhere.jsonl")
 
 
+@settings(deadline=None)
 @given(
     metrics=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False)),
     text=st.text(alphabet=st.characters(exclude_categories=["Cs"])),

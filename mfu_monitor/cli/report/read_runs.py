@@ -19,7 +19,7 @@ from mfu_monitor.logs.read import is_ours
 from mfu_monitor.metric_names import FLOPS_PER_STEP, MFU, OF_READING, STEP_TIME, THROUGHPUT_MONITOR, TOTAL_S
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.console import printable
-from mfu_monitor.sinks.jsonl import read_jsonl
+from mfu_monitor.sinks.jsonl import JsonlRun, read_jsonl
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -125,29 +125,48 @@ def _nothing_found(path: Path, files: list[Path]) -> str:
 
 
 def _from_jsonl(file: Path, root: Path) -> list[RunLog]:
-    """The runs of one file: it is continued by a resumed run, and by another run from the start."""
+    """The runs of one file: it is continued by a resumed run, and by another run from the start; ranks may share it."""
     run = read_jsonl(file)
-    readings = iter(run.readings)
-    parts: list[tuple[list[UtilizationReading], list[tuple[int, Alert]]]] = [([], [])]
-    for event in run.events:
-        if event.kind == "reading":
-            reading = next(readings)
-            if parts[-1][0] and reading.first_step <= parts[-1][0][0].first_step:
-                parts.append(([], []))
-            parts[-1][0].append(reading)
-        elif event.kind == "alert" and "message" in event.payload:
-            parts[-1][1].append((len(parts[-1][0]), _alert(file, event)))
+    ranks = {event.rank for event in run.events}
+    parts = [(rank, *part) for rank in sorted(ranks) for part in _parts(file, _of_rank(run, rank))]
     return [
         RunLog(
-            name=_name(file, root) + (which := f" (run {number})" if len(parts) > 1 else ""),
+            name=_name(file, root) + (which := _which(number, rank, len(parts), len(ranks))),
             source=str(file) + which,
             readings=tuple(made),
             alerts=tuple(alert for _, alert in alerts),
             readings_before=tuple(before for before, _ in alerts),
         )
-        for number, (made, alerts) in enumerate(parts, start=1)
-        if made
+        for number, (rank, made, alerts) in enumerate(parts, start=1)
     ]
+
+
+def _of_rank(run: JsonlRun, rank: int) -> Iterator[tuple[Event, UtilizationReading | None]]:
+    """The events of one rank, each process's together; several may have written at the same time."""
+    for writer in run.writers:
+        readings = iter(writer.readings)
+        if writer.events[0].rank == rank:
+            yield from ((event, next(readings) if event.kind == "reading" else None) for event in writer.events)
+
+
+def _parts(
+    file: Path, events: Iterator[tuple[Event, UtilizationReading | None]]
+) -> list[tuple[list[UtilizationReading], list[tuple[int, Alert]]]]:
+    """A run and its continuations; another run where the steps begin again."""
+    parts: list[tuple[list[UtilizationReading], list[tuple[int, Alert]]]] = [([], [])]
+    for event, reading in events:
+        if reading is not None:
+            if parts[-1][0] and reading.first_step <= parts[-1][0][0].first_step:
+                parts.append(([], []))
+            parts[-1][0].append(reading)
+        elif event.kind == "alert" and "message" in event.payload:
+            parts[-1][1].append((len(parts[-1][0]), _alert(file, event)))
+    return [part for part in parts if part[0]]
+
+
+def _which(number: int, rank: int, parts: int, ranks: int) -> str:
+    names = [*([f"run {number}"] if parts > ranks else []), *([f"rank {rank}"] if ranks > 1 else [])]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _alert(file: Path, event: Event) -> Alert:
