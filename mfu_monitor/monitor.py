@@ -39,7 +39,7 @@ from mfu_monitor.sinks.notify import alert_sinks
 from mfu_monitor.sinks.tensorboard import TensorBoardSink
 from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
 from mfu_monitor.timing.clock import Clock
-from mfu_monitor.timing.pipeline import WindowPipeline, world_size
+from mfu_monitor.timing.pipeline import WindowPipeline, rank, world_size
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.utilization import RunSummary, UtilizationReading
 
@@ -475,9 +475,17 @@ class Monitor:
             self._timed.popleft()
             whole = replace(window, **fields)
             closed = ClosedWindow(whole, held.record, held.run_model_flops, run_wall_s)
-            self._windows.gather(closed, self._reader.peak_rate_of(whole) if self._windows.has_other_ranks else None)
-        for closed in self._windows.gathered():
+            self._gather(closed)
+        gathered = self._windows.gathered()
+        for sections in self._windows.take_sections():
+            self._counting.learn(sections)
+        for closed in gathered:
             self._publish(closed)
+
+    def _gather(self, closed: ClosedWindow) -> None:
+        peak = self._reader.peak_rate_of(closed.window) if self._windows.has_other_ranks else None
+        section = self._counting.section() if self._windows.takes_section else None
+        self._windows.gather(closed, peak, section or ())
 
     @guarded("monitor", always=True)
     def close(self) -> None:
@@ -642,8 +650,8 @@ class Monitor:
         device = self._device()
         self._is_started = True
         self._reader.start(self._model, device)
-        self._counting.share_budget(world_size())
         self._windows.start(device, clock=self._clock, host_clock=self._host_clock)
+        self._counting.start(world_size=world_size(), rank=rank())
 
     def _device(self) -> torch.device:
         if self.config.device is not None:

@@ -80,7 +80,8 @@ class UtilizationReading(PlainTypes):
     """``"exact"``, ``"presumed"`` (counted once or twice), ``"sampled"`` (counts differ), ``"lower_bound"`` (something
     uncounted ran), ``"upper_bound"`` or ``"unknown"``; two of them: ``"lower_bound+sampled"``."""
     not_known: str | None = None
-    """Why the reading of a world of several ranks is a bound or less; None in a world of one."""
+    """Why the reading of a world of several ranks is a bound or less; None in a world of one, and where its ranks' work
+    and batches were compared."""
 
     @property
     def first_step(self) -> int:
@@ -276,15 +277,22 @@ def _exactness(window: StepWindow) -> str:
     label = window.counts_label or ("sampled" if window.is_sampled else "exact")
     if window.is_lower_bound and label not in ("lower_bound", "upper_bound", "unknown"):
         label = "lower_bound+sampled" if label == "sampled" else "lower_bound"
-    return label if window.world_size == 1 else _exactness_of_world(label, window.world_counts_label)
+    if window.world_size == 1:
+        return label
+    is_compared = bool(window.world_repeats_known)
+    return _exactness_of_world(label, window.world_counts_label, is_compared=is_compared)
 
 
-def _exactness_of_world(own: str, weakest: str | None) -> str:
-    """A sum over ranks holds repeated work once a rank, so it is an upper bound at best.
+def _exactness_of_world(own: str, weakest: str | None, *, is_compared: bool) -> str:
+    """The weakest label of a rank, where the ranks' work and batches were compared; else an upper bound at best.
 
-    Where work of some rank is missing as well, or nobody knows, the sum can lie on either side of the truth.
+    A sum over ranks that nobody compared holds repeated work once a rank. Where work of some rank is missing as well,
+    or nobody knows, it can lie on either side of the truth.
     """
     labels = {*own.split("+"), weakest or "unknown"}
+    if is_compared and "unknown" not in labels:
+        weakest_label = max(labels, key=_LABELS.index)
+        return "lower_bound+sampled" if {"lower_bound", "sampled"} <= labels else weakest_label
     if labels & {"lower_bound", "unknown"}:
         return "unknown"
     return "upper_bound+sampled" if "sampled" in labels else "upper_bound"
@@ -300,6 +308,8 @@ MISSING_WORK = "; some rank also ran work that was not counted, so the sums can 
 def _not_known(window: StepWindow) -> str | None:
     if window.world_size == 1 or window.world_counts_label is None:
         return None  # nothing to say, or no sums: the reading has a reason for that
+    if window.world_repeats_known:
+        return None
     has_gaps = _exactness(window) == "unknown"
     return REPEATS_UNKNOWN + (MISSING_WORK if has_gaps else "") + "."
 

@@ -309,6 +309,24 @@ def test_no_sum_over_ranks_is_exact_while_repeated_work_is_not_known(own: str, w
     assert weakest is None or ("either side" in str(reading.not_known)) == (label == "unknown")
 
 
+@pytest.mark.parametrize(
+    ("weakest", "label"),
+    [
+        ("exact", "exact"),
+        ("presumed", "presumed"),
+        ("sampled", "sampled"),
+        ("lower_bound", "lower_bound"),
+        ("unknown", "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_where_ranks_were_compared_the_world_is_as_sure_as_its_weakest_rank(weakest: str | None, label: str) -> None:
+    world = window(world_size=2, world_model_flops=1600, counts_label="exact", world_counts_label=weakest)
+    compared = dataclasses.replace(world, world_repeats_known=True)
+    reading = read_utilization(compared, PEAK)
+    assert (reading.exactness, reading.not_known) == (label, None)
+
+
 def test_a_world_of_one_repeats_nothing() -> None:
     assert read_utilization(window(), PEAK).not_known is None
 

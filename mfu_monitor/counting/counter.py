@@ -9,10 +9,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from mfu_monitor.counting.compiled.watch import EagerStance
 from mfu_monitor.counting.dispatch import CountingMode, drop_strays
+from mfu_monitor.counting.fingerprints import StepPrints
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.self_check import failed_capabilities
 from mfu_monitor.counting.step_record import StepRecord
@@ -41,6 +43,11 @@ class FlopCounter:
             their class names.
         count_no_grad_as_model: count forwards without gradient in a training step (a teacher, a frozen tower under
             ``no_grad``) as model work; by default they are ``other_flops``.
+        fingerprints: also sample what products ran on, for monitors of several ranks to compare.
+
+    Note:
+        With several ranks this is what this rank ran; whether others did some of it as well is not known
+        (``record.repeats_known`` is False). The ranks' monitors find out.
 
     Raises:
         ConfigurationError: the model is not a module; or the same counter is entered again inside its own block.
@@ -51,7 +58,9 @@ class FlopCounter:
         >>> counter.record.model_flops
     """
 
-    def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False, fingerprints: bool = False
+    ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise ConfigurationError(
                 f"model={model!r} ({type(model).__name__}) is not allowed: expected a torch.nn.Module or "
@@ -59,10 +68,13 @@ class FlopCounter:
             )
         self._model = model
         self._count_no_grad_as_model = count_no_grad_as_model
+        self._fingerprints = fingerprints
         self._observer: StepObserver | None = None
         self._installed = _Installed()
         self._dropped: weakref.finalize[..., Any] | None = None
         self._record: StepRecord | None = None
+        self.prints: StepPrints | None = None
+        """Fingerprints of the model work in the block, where they were asked for; read once they have arrived."""
         self.fault: Exception | None = None
         """What failed of ours within the block; the record is then empty and incomplete: nothing is known."""
 
@@ -80,7 +92,9 @@ class FlopCounter:
                 "the inner block: with mm.FlopCounter(model) as inner: ... (what runs there counts in both)"
             )
         self._record = None
-        observer = StepObserver(self._model, count_no_grad_as_model=self._count_no_grad_as_model)
+        observer = StepObserver(
+            self._model, count_no_grad_as_model=self._count_no_grad_as_model, fingerprints=self._fingerprints
+        )
         self._installed = _Installed(observer)
         # A step that is never ended, a generator that is dropped: what was installed goes with the counter.
         self._dropped = weakref.finalize(self, self._installed.leave)
@@ -100,7 +114,8 @@ class FlopCounter:
         observer, self._observer = self._observer, None
         if observer is not None:
             self.fault = observer.fault
-            self._record = _as_far_as_proved(observer.record())
+            self._record = _as_far_as_proved(_alone(observer.record()))
+            self.prints = observer.prints()
 
     def _leave(self) -> None:
         try:
@@ -113,7 +128,7 @@ class FlopCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, made inside the block perhaps, counts nothing yet."""
-        return {**self.__dict__, "_observer": None, "_installed": _Installed(), "_dropped": None}
+        return {**self.__dict__, "_observer": None, "_installed": _Installed(), "_dropped": None, "prints": None}
 
 
 class _Installed:
@@ -165,6 +180,12 @@ def _leave_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def _alone(record: StepRecord) -> StepRecord:
+    """The record; of one rank among several nobody knows yet what the others repeat."""
+    is_world = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return replace(record, repeats_known=False) if is_world else record
 
 
 def _as_far_as_proved(record: StepRecord) -> StepRecord:

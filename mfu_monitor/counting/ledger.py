@@ -28,6 +28,8 @@ class Entry:
     without_grad: bool = False
     """Ran with gradients off outside of backward: a teacher in training, the model itself in inference."""
     calls: int = 1
+    mark: int | None = None
+    """Number of the fingerprint of what it took; None without one."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,16 @@ class Ledger:
             is_training=self.saw_backward,
             incomplete=self.incomplete,
         )
+
+    def model_marks(self, *, count_no_grad_as_model: bool) -> dict[Key, list[int | None]]:
+        """Numbers of the fingerprints of all model work, by entry of the record."""
+        found: dict[Key, list[int | None]] = {}
+        for entry in self.entries:
+            phase = self._final_phase(entry, count_no_grad_as_model=count_no_grad_as_model)
+            if phase in (Phase.FORWARD, Phase.BACKWARD) and entry.cost.flops:
+                key = (entry.op, phase, entry.module_fqn, entry.precision, entry.shapes)
+                found.setdefault(key, []).extend([entry.mark] * entry.calls)
+        return found
 
     def _final_phase(self, entry: Entry, *, count_no_grad_as_model: bool) -> Phase:
         is_side_work = entry.phase is Phase.FORWARD and entry.without_grad and self.saw_backward

@@ -18,6 +18,7 @@ from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notic
 from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import DroppedGradients, FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
+from mfu_monitor.counting.fingerprints import Marks, StepPrints
 from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
 from mfu_monitor.counting.gradient_flow import GradientFlow
 from mfu_monitor.counting.hidden_work import HiddenWork
@@ -72,10 +73,14 @@ class StepObserver:
     Args:
         model: names modules, finds opaque ones, and says which parameters were covered; optional.
         count_no_grad_as_model: in a training step, forwards without gradient are model work.
+        fingerprints: also take those of what products ran on.
     """
 
-    def __init__(self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module | None = None, *, count_no_grad_as_model: bool = False, fingerprints: bool = False
+    ) -> None:
         self.ledger = Ledger()
+        self._marks = Marks() if fingerprints else None
         self.opaque = OpaqueModules(model, self._saw_opaque_module, self.failed)
         self.opaque_backward = BackwardPasses(self.failed)
         self._count_no_grad_as_model = count_no_grad_as_model
@@ -107,6 +112,18 @@ class StepObserver:
         return self.ledger.close(
             count_no_grad_as_model=self._count_no_grad_as_model, uncovered=self._coverage.uncovered()
         )
+
+    def prints(self) -> StepPrints | None:
+        """Fingerprints of the model work seen, for other ranks to compare; None where none were taken."""
+        if self._marks is None or self.fault is not None:
+            return None
+        calls = self.ledger.model_marks(count_no_grad_as_model=self._count_no_grad_as_model)
+        try:
+            return StepPrints(calls, self._marks.settle())
+        except Exception as error:  # no memory for a few sums: what others repeat stays unknown
+            if must_pass(error):
+                raise
+            return None
 
     def missed_operators(self, why: str) -> None:
         """Some operators of the step were not shown: the record is a lower bound."""
@@ -183,6 +200,8 @@ class StepObserver:
         if found is None or link.is_opaque:
             self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
         elif self._price(entry, found, bind_call(func, args, kwargs, output), operands):
+            if self._marks is not None and phase in (Phase.FORWARD, Phase.BACKWARD):
+                entry.mark = self._marks.mark(operands)
             again = self._functions.does_equal_work(
                 site, entry.cost.flops, operands, outputs, has_equal_operand=repeats
             )

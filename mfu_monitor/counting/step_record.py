@@ -50,6 +50,8 @@ class FlopTotals:
     """``model_flops`` by the PaLM convention: every attention call counted as its full square."""
     bytes_accessed: int = 0
     """Each operand read once and each result written once."""
+    repeated_flops: int = 0
+    """The part of ``other_flops`` that is model work which other ranks did as well, and report."""
 
     @property
     def hardware_flops(self) -> int:
@@ -140,6 +142,8 @@ class StepRecord(PlainTypes):
     """True when a backward pass ran in the region."""
     incomplete: bool = False
     """True when something is known to be missing beside ``unsupported_ops`` (a compiled graph that was not seen)."""
+    repeats_known: bool = True
+    """False where other ranks may have done some of this work as well, and nobody has compared theirs with it."""
     _sums: dict[str, dict[str, FlopTotals]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Sums that were asked for: a record of a large model has thousands of operators, and each window asks again."""
 
@@ -179,6 +183,11 @@ class StepRecord(PlainTypes):
     def other_flops(self) -> int:
         """Forwards without gradient in a training step, and masked-out products."""
         return self.totals.other_flops
+
+    @property
+    def repeated_flops(self) -> int:
+        """The part of ``other_flops`` that is model work which other ranks report."""
+        return self.totals.repeated_flops
 
     @property
     def palm_model_flops(self) -> int:

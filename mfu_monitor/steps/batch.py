@@ -25,6 +25,7 @@ __all__ = [
     "has_tensors",
     "import_function",
     "resolve_tokens_function",
+    "tensors_of",
 ]
 
 IGNORED_LABEL = -100
@@ -162,6 +163,11 @@ def _integer_tokens(batch: Any) -> torch.Tensor | None:
 def _embedded_tokens(batch: Any) -> int | None:
     embeds = _field(batch, "inputs_embeds")
     return embeds.shape[0] * embeds.shape[1] if embeds is not None and embeds.ndim == 3 else None
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, in order."""
+    return list(_tensors(batch))
 
 
 def has_tensors(batch: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.counting.late_reads import read_late
 from mfu_monitor.steps.batch import IGNORED_LABEL, find_masks
 
 __all__ = ["PaddingCounter"]
@@ -63,11 +64,8 @@ class PaddingCounter:
     def _read_later(self, value: _Sum) -> tuple[Callable[[], bool], Callable[[], int | None]]:
         if not isinstance(value, torch.Tensor):
             return (lambda: True), (lambda: value)
-        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.device.type != "cpu")
-        host.copy_(value, non_blocking=True)
-        event = self._event_factory() if self._event_factory else torch.get_device_module(value.device).Event()
-        event.record()
-        return event.query, lambda: int(host)
+        has_come, host = read_late(value, event_factory=self._event_factory)
+        return has_come, lambda: int(host)
 
 
 def _count_other_than(tensor: torch.Tensor | None, ignored: int) -> _Sum:

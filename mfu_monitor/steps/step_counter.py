@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from mfu_monitor.counting.fingerprints import BatchPrint, StepPrints, batch_print
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.errors import Stages, guarded, must_pass
+from mfu_monitor.errors import MFUMonitorWarning, Stages, guarded, must_pass, warn
 from mfu_monitor.steps.batch import (
     BatchCounts,
     batch_counts,
@@ -18,9 +20,11 @@ from mfu_monitor.steps.batch import (
     call_tokens_function,
     has_tensors,
     resolve_tokens_function,
+    tensors_of,
 )
 from mfu_monitor.steps.micro_batches import unseen_micro_batches
 from mfu_monitor.steps.padding import PaddingCounter
+from mfu_monitor.steps.repeats import ALONE, RepeatedWork
 from mfu_monitor.steps.schedule import CONFIRMING_COUNTS, CountSchedule
 from mfu_monitor.steps.totals import SignatureEntry, StepLedger
 from mfu_monitor.steps.trainable import TrainableParameters
@@ -30,6 +34,10 @@ __all__ = ["StepCounter", "StepOutcome", "WindowHeld"]
 _NO_EXCEPTION = (None, None, None)
 _MOST_SEARCHES = 8
 """Counts spent in a row on a way of running that was seen but not counted; a rarer one is left to the random draws."""
+BATCHES_DISAGREE = (
+    "Two counted steps disagree on which ranks read the same batch, so the world's tokens a step are not known. "
+    "Give all ranks of a tensor-parallel group the same batches and other ranks batches of their own."
+)
 _UNREADABLE = "unreadable"
 """Signature of every batch once one could not be read."""
 
@@ -84,10 +92,11 @@ class StepCounter:
         compile_counter: Callable[[], int],
     ) -> None:
         self.ledger = StepLedger()
+        self._repeats = RepeatedWork()
         self._model = model
         self._stages = stages
         self._every_step = count == "every_step"
-        self._make_counter = counter_factory or _flop_counter_factory(count_no_grad_as_model)
+        self._make_counter = counter_factory or partial(_flop_counter, count_no_grad_as_model, self._repeats)
         self._compile_counter = compile_counter
         # One seed for all ranks and runs: a run made again counts the same steps.
         self._schedule = CountSchedule(max_overhead=max_overhead, every_step=self._every_step, seed=0)
@@ -106,10 +115,35 @@ class StepCounter:
         self._counts = BatchCounts()
         self._compiles_before = 0
         self._began_s = 0.0
+        self._steps = 0
+        self._batch_print: tuple[BatchPrint | None, bool] = (None, False)
+        self._has_told_of_batches = False
 
-    def share_budget(self, world_size: int) -> None:
-        """Tell how many ranks count, each at moments of its own; known once training begins."""
+    def start(self, *, world_size: int, rank: int) -> None:
+        """Training begins: the budget is shared by all ranks, each of which counts at moments of its own."""
         self._schedule.share_with(world_size)
+        if world_size > 1:
+            self._repeats.join(rank=rank)
+
+    @guarded("repeats")
+    def section(self) -> list[int]:
+        """Fingerprints of counted steps that the other ranks have not had; empty where there are none."""
+        return self._repeats.section()
+
+    @guarded("repeats")
+    def learn(self, sections: Sequence[Sequence[int]]) -> None:
+        """What all ranks sent of their counted steps."""
+        if self._repeats.take(sections):
+            for entry in self.ledger.entries.values():
+                entry.share(self._repeats.applied)
+        if self._repeats.batch_disagrees and not self._has_told_of_batches:
+            self._has_told_of_batches = True
+            warn(BATCHES_DISAGREE, MFUMonitorWarning)
+
+    @property
+    def duplicates(self) -> tuple[int, ...]:
+        """Ranks that do all the work that this one does, on the same batch."""
+        return self._repeats.duplicates
 
     @property
     def records(self) -> dict[Hashable, StepRecord]:
@@ -175,8 +209,15 @@ class StepCounter:
     def _enter(self, batch: Any) -> None:
         if self._padding is None:
             self._measure_padding_share(batch)
+        self._batch_print = self._print_batch(batch) or (None, False)
         self._counter = self._make_counter(self._model)  # kept first: Ctrl-C may strike while it is entered
         self._counter.__enter__()
+
+    @guarded("repeats")
+    def _print_batch(self, batch: Any) -> tuple[BatchPrint | None, bool]:
+        if self._repeats.rank is None:
+            return None, False
+        return batch_print(tensors_of(batch)), batch is not None
 
     @guarded("padding")
     def _measure_padding_share(self, batch: Any) -> None:
@@ -203,12 +244,14 @@ class StepCounter:
         record = self._leave(_NO_EXCEPTION) if was_counted else None
         if record is not None:
             self._keep(record, has_compiled)
+            record = self._entry.record or record
         excluded = self._excluded(was_counted, has_compiled)
         self._note_time(was_counted, is_new, has_compiled)
         self._account(excluded is not None, optimizer_step)
         is_recompile = has_compiled and self._has_compiled
         self._has_compiled |= has_compiled
         self._has_counted |= was_counted
+        self._steps += 1
         return StepOutcome(excluded, record, is_recompile)
 
     def _excluded(self, was_counted: bool, has_compiled: bool) -> str | None:
@@ -226,6 +269,7 @@ class StepCounter:
             if (fault := getattr(self._counter, "fault", None)) is not None:
                 raise fault
             record = self._counter.record
+            self._offer(getattr(self._counter, "prints", None))
         except Exception as error:  # nothing of ours may reach the training loop
             if must_pass(error):
                 raise
@@ -233,11 +277,22 @@ class StepCounter:
         self._counter = None
         return record
 
+    @guarded("repeats")
+    def _offer(self, prints: StepPrints | None) -> None:
+        if prints is not None:
+            batch, has_batch = self._batch_print
+            self._repeats.add(self._steps, prints, batch, has_batch=has_batch)
+
+    @guarded("repeats")
+    def _part_of(self, record: StepRecord) -> StepRecord:
+        return self._repeats.applied(record)
+
     @guarded("counting")
     def _keep(self, record: StepRecord, is_provisional: bool) -> None:
         if self._tokens_function is not None:
             self._entry.counts = self._counts
-        self._entry.add_record(record, is_provisional=is_provisional)
+        part = self._part_of(record) or replace(record, repeats_known=False)
+        self._entry.add_record(part, is_provisional=is_provisional, whole=record)
         self._trainable.refresh()
 
     @guarded("counting")
@@ -289,7 +344,20 @@ class StepCounter:
 
     @guarded("accounting")
     def _take_fields(self) -> dict[str, Any]:
-        return self.ledger.take_window()
+        fields = self.ledger.take_window()
+        return {**fields, **self._unique(fields)}
+
+    def _unique(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's part of the tokens and samples that other ranks read as well."""
+        repeats, names = self._repeats, ("tokens", "samples")
+        if repeats.rank is None:
+            return {}
+        if repeats.batch_disagrees:
+            return {f"unique_{name}": None for name in names} | {"batches_known": False}
+        share = repeats.batch or ALONE
+        values = {name: 0 if not share.ranks else fields.get(name) for name in names}
+        unique = {f"unique_{name}": None if value is None else share.of(value) for name, value in values.items()}
+        return unique | {"batches_known": repeats.batch is not None}
 
     @guarded("padding")
     def _with_padding(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -301,11 +369,9 @@ class StepCounter:
         return {**fields, "padding_share": share}
 
 
-def _flop_counter_factory(count_no_grad_as_model: bool) -> Callable[[nn.Module | None], Any]:
-    def make(model: nn.Module | None) -> Any:
-        # Imported on the first counted step: a monitor that is only made should cost nothing.
-        from mfu_monitor.counting.counter import FlopCounter
+def _flop_counter(count_no_grad_as_model: bool, repeats: RepeatedWork, model: nn.Module | None) -> Any:
+    # Imported on the first counted step: a monitor that is only made should cost nothing.
+    from mfu_monitor.counting.counter import FlopCounter
 
-        return FlopCounter(model, count_no_grad_as_model=count_no_grad_as_model)
-
-    return make
+    wants_prints = repeats.rank is not None
+    return FlopCounter(model, count_no_grad_as_model=count_no_grad_as_model, fingerprints=wants_prints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,9 @@ _PARTS = (
     "optimizer_flops",
     "other_flops",
     "palm_model_flops",
+    "repeated_flops",
 )
-_HARDWARE_PARTS = _PARTS[:-1]
+_HARDWARE_PARTS = _PARTS[:-2]
 _COUNT_FIELDS = ("tokens", "tokens_not_padding", "tokens_in_loss", "samples")
 _BY_PRECISION = ("model_flops_by_precision", "hardware_flops_by_precision")
 
@@ -72,6 +73,8 @@ class SignatureEntry:
     counts: BatchCounts = field(default_factory=BatchCounts)
     """What every batch of this shape holds."""
     record: StepRecord | None = None
+    whole: StepRecord | None = None
+    """The same before other ranks' parts of it were taken out."""
     is_provisional: bool = False
     recent: deque[_Amounts] = field(default_factory=lambda: deque(maxlen=KEPT_COUNTS))
     use: _Use = field(default_factory=_Use)
@@ -113,7 +116,19 @@ class SignatureEntry:
         """True while a count of it, however the step ran, is provisional."""
         return self.is_provisional or any(other.is_provisional for other in self.others.values())
 
-    def add_record(self, record: StepRecord, *, is_provisional: bool) -> None:
+    def share(self, part_of: Callable[[StepRecord], StepRecord]) -> None:
+        """It was learned what of this work other ranks do as well: older counts are taken to be shared alike.
+
+        Where they differed only the latest is kept, of which it is known.
+        """
+        if self.whole is None or self.record is None:
+            return
+        amounts = _amounts_of(part := part_of(self.whole))
+        kept = 1 if self.has_varied else len(self.recent)
+        self.record = part
+        self.recent = deque([amounts] * kept, maxlen=KEPT_COUNTS)
+
+    def add_record(self, record: StepRecord, *, is_provisional: bool, whole: StepRecord | None = None) -> None:
         """Take a count. A provisional one (something compiled in the step) gives way to the next.
 
         So does one that missed work: its mean with a whole count would be neither a count nor a bound.
@@ -126,7 +141,7 @@ class SignatureEntry:
         is_equal = bool(self.recent) and amounts == self.recent[-1]
         self.has_ever_varied |= bool(self.recent) and not is_equal
         self.equal_counts = 0 if is_provisional else self.equal_counts + 1 if is_equal else 1
-        self.record, self.is_provisional = record, is_provisional
+        self.record, self.whole, self.is_provisional = record, whole or record, is_provisional
         self.recent.append(amounts)
         last = list(self.recent)[-SETTLED_COUNTS:]
         if len(last) == SETTLED_COUNTS and all(amounts == last[0] for amounts in last):
@@ -229,6 +244,7 @@ class StepLedger:
             **self._held(included),
             "optimizer_steps": self._optimizer_steps,
             "is_lower_bound": any(entry.record is not None and entry.record.is_lower_bound for entry, _, _ in included),
+            "repeats_known": all(entry.record is None or entry.record.repeats_known for entry, _, _ in included),
             "is_sampled": any(not entry.recent or entry.has_varied for entry, _, _ in included),
             "counts_label": max((entry.label for entry, _, _ in included), key=_LABELS.index, default=None),
             "flops_spread": max((entry.spread or 0.0 for entry, _, _ in included if entry.recent), default=None),

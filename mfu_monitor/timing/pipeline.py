@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,11 @@ import torch
 from mfu_monitor.errors import MFUMonitorWarning, Stages, guarded, warn
 from mfu_monitor.timing.clock import Clock, HostClock, clock_for
 from mfu_monitor.timing.probes import TrainingProbes
-from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
+from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, sections_of, unknown_row, world_fields
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.timing.window import WindowBuilder
 
-__all__ = ["WindowPipeline", "world_size"]
+__all__ = ["WindowPipeline", "rank", "world_size"]
 
 _MOST_WINDOWS_IN_FLIGHT = 16
 """Windows that may wait for other ranks; with more of them a rank has gone, or has fewer steps than this one."""
@@ -28,6 +28,11 @@ def world_size() -> int:
     """Ranks of the default group; 1 without one."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's rank in the default group; 0 without one."""
+    return torch.distributed.get_rank() if world_size() > 1 else 0
 
 
 class WindowPipeline:
@@ -52,6 +57,7 @@ class WindowPipeline:
         self._probes: TrainingProbes | None = None
         self._unstopped: weakref.finalize[..., Any] | None = None
         self._in_flight: deque[ClosedWindow] = deque()
+        self._sections: list[list[Sequence[int]]] = []
         self._complete: list[ClosedWindow] = []
 
     @property
@@ -174,24 +180,35 @@ class WindowPipeline:
             self._send(unknown_row(wants_stop=self._wants_stop))
         self._closed.clear()
 
-    def gather(self, closed: ClosedWindow, peak_flops_per_s: float | None) -> None:
+    @property
+    def takes_section(self) -> bool:
+        """Whether fingerprints of counted steps go out with the next window."""
+        return self._ranks is not None and self._ranks.takes_section
+
+    def take_sections(self) -> list[list[Sequence[int]]]:
+        """Fingerprints that came with the windows since last asked: for each window one section a rank."""
+        sections, self._sections = self._sections, []
+        return sections
+
+    def gather(self, closed: ClosedWindow, peak_flops_per_s: float | None, section: Sequence[int] = ()) -> None:
         """Ask the other ranks for their part of the window; in a world of one there is nobody to ask.
 
         Args:
             closed: with all that this rank knows.
             peak_flops_per_s: of this rank's device, for the window's precision.
+            section: fingerprints, where ``takes_section`` says so.
         """
         self.elapsed_s += closed.window.elapsed_s
         if self._ranks is None:
             self._complete.append(_alone(closed))
             return
         self._in_flight.append(closed)
-        self._send(pack_window(closed.window, peak_flops_per_s, wants_stop=self._wants_stop))
+        self._send(pack_window(closed.window, peak_flops_per_s, wants_stop=self._wants_stop), section)
 
     @guarded("ranks")
-    def _send(self, row: list[int]) -> None:
+    def _send(self, row: list[int], section: Sequence[int] = ()) -> None:
         if self._ranks is not None:
-            self._ranks.send(row)
+            self._ranks.send(row, section)
 
     def gathered(self) -> list[ClosedWindow]:
         """Windows with all that will be known of them, oldest first."""
@@ -203,6 +220,7 @@ class WindowPipeline:
     def _take_gathered(self) -> None:
         for rows in self._received() or ():
             self._stop.take(rows)
+            self._sections.append(sections_of(rows))
             if self._in_flight:  # else the rows are of a window that this rank gave up
                 closed = self._in_flight.popleft()
                 self._complete.append(self._with_world(closed, rows) or closed)

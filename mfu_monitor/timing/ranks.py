@@ -10,10 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mfu_monitor.counting.fingerprints import SECTION_WORDS
 from mfu_monitor.internals.rendezvous import all_ranks_come, default_store
 from mfu_monitor.timing.step_window import StepWindow
 
-__all__ = ["RankExchange", "StopAgreement", "pack_window", "unknown_row", "world_fields"]
+__all__ = [
+    "RankExchange",
+    "StopAgreement",
+    "pack_window",
+    "sections_of",
+    "unknown_row",
+    "world_fields",
+]
 
 _FIELDS = (
     "steps",
@@ -23,14 +31,18 @@ _FIELDS = (
     "model_flops",
     "hardware_flops",
     "palm_model_flops",
+    "repeated_flops",
     "tokens",
     "samples",
     "peak_flops_per_s",
     "wants_stop",
     "label",
+    "repeats_known",
 )
 _LABELS = ("exact", "presumed", "sampled", "upper_bound", "lower_bound", "unknown")
 """What a rank knows of its counts, on the wire as the place in this order: from the strongest to the weakest."""
+_SECTIONS = 16
+"""Rows at the start that have a section; with more fingerprints than these hold, repeats stay unknown for long."""
 _UNKNOWN = -1
 """On the wire only: an integer tensor has no None."""
 _LARGEST = 2**63 - 1
@@ -47,6 +59,8 @@ Row = Mapping[str, int | None]
 def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_stop: bool = False) -> list[int]:
     """The numbers of one rank's window as integers to send; -1 for unknown."""
     is_valid = window.invalid_reason is None and window.steps > 0 and window.elapsed_s > 0
+    # Known to nobody but the step counter of a world: windows made otherwise hold all of this rank's tokens.
+    is_compared = window.unique_samples is not None or window.unique_tokens is not None or not window.batches_known
     values = {
         "steps": window.steps,
         "elapsed_ns": _nanoseconds(window.elapsed_s),
@@ -55,11 +69,13 @@ def pack_window(window: StepWindow, peak_flops_per_s: float | None, *, wants_sto
         "model_flops": window.model_flops,
         "hardware_flops": window.hardware_flops,
         "palm_model_flops": window.palm_model_flops,
-        "tokens": window.tokens,
-        "samples": window.samples,
+        "repeated_flops": window.repeated_flops,
+        "tokens": window.unique_tokens if is_compared else window.tokens,
+        "samples": window.unique_samples if is_compared else window.samples,
         "peak_flops_per_s": None if peak_flops_per_s is None else round(peak_flops_per_s),
         "wants_stop": int(wants_stop),
         "label": _LABELS.index(_label(window)),
+        "repeats_known": int(is_compared and window.repeats_known and window.batches_known),
     }
     return [_sendable(values[name]) for name in _FIELDS] if is_valid else unknown_row(wants_stop=wants_stop)
 
@@ -85,7 +101,13 @@ def _sendable(value: int | None) -> int:
 
 
 def _unpack(row: Sequence[int]) -> Row:
-    return {name: None if value == _UNKNOWN else value for name, value in zip(_FIELDS, row, strict=True)}
+    fields = row[: len(_FIELDS)]
+    return {name: None if value == _UNKNOWN else value for name, value in zip(_FIELDS, fields, strict=True)}
+
+
+def sections_of(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The sections that came with the rows, one a rank; empty ones where there were none."""
+    return [row[len(_FIELDS) :] for row in rows]
 
 
 def world_fields(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -108,12 +130,13 @@ def world_fields(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
         **{f"world_{name}": None if last is None else _sum_for_steps(ranks, name, last["steps"]) for name in _SUMMED},
         "world_peak_flops_per_s": _sum_of_peaks(ranks),
         "world_counts_label": _weakest_label(ranks),
+        "world_repeats_known": None if last is None else all(row["repeats_known"] for row in ranks),
         "slowest_rank": None if busy is None else max(range(len(busy)), key=busy.__getitem__),
         "rank_spread": None if not busy or not sum(busy) else (max(busy) - min(busy)) * len(busy) / sum(busy),
     }
 
 
-_SUMMED = ("model_flops", "hardware_flops", "palm_model_flops", "tokens", "samples")
+_SUMMED = ("model_flops", "hardware_flops", "palm_model_flops", "repeated_flops", "tokens", "samples")
 
 
 def _takes_longest(ranks: Sequence[Row]) -> Row | None:
@@ -235,6 +258,7 @@ class RankExchange:
         self.rank, self.world_size = rank, world_size
         self._group = group
         self._in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._sent = 0
 
     @classmethod
     def join(cls) -> RankExchange | None:
@@ -260,9 +284,21 @@ class RankExchange:
         """Rows sent whose answers have not come."""
         return len(self._in_flight)
 
-    def send(self, row: Sequence[int]) -> None:
-        """Send one window's row. Returns at once."""
-        mine = torch.tensor(row, dtype=torch.int64, device="cpu")
+    @property
+    def takes_section(self) -> bool:
+        """Whether the next row goes out with a section of fingerprints: the first ones do, then ever fewer.
+
+        All ranks send the same number of rows, so they agree on it without being asked.
+        """
+        return self._sent < _SECTIONS or not self._sent & (self._sent - 1)
+
+    def send(self, row: Sequence[int], section: Sequence[int] = ()) -> None:
+        """Send one window's row, with a section where ``takes_section`` says so. Returns at once."""
+        whole = [*row]
+        if self.takes_section:
+            whole += [*section, *[0] * (SECTION_WORDS - len(section))]
+        self._sent += 1
+        mine = torch.tensor(whole, dtype=torch.int64, device="cpu")
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         work = dist.all_gather(rows, mine, group=self._group, async_op=True)
         self._in_flight.append((work, rows))

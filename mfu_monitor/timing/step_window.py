@@ -53,6 +53,15 @@ class StepWindow(PlainTypes):
     optimizer_flops: int | None = None
     other_flops: int | None = None
     palm_model_flops: int | None = None
+    repeated_flops: int | None = None
+    """The part of ``other_flops`` that is model work which other ranks did as well, and report."""
+    repeats_known: bool = True
+    """False where nobody has compared this rank's work with that of other ranks."""
+    unique_tokens: int | None = None
+    """This rank's part of ``tokens`` where several ranks read the same batch: sums over ranks are the world's."""
+    unique_samples: int | None = None
+    batches_known: bool = True
+    """False where it is not known which ranks read the same batch; the two fields above hold all then."""
     model_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
     hardware_flops_by_precision: Mapping[str, int] = field(default_factory=dict)
     counts_label: str | None = None
@@ -70,6 +79,10 @@ class StepWindow(PlainTypes):
     world of one."""
     world_hardware_flops: int | None = None
     world_palm_model_flops: int | None = None
+    world_repeated_flops: int | None = None
+    """Model work that was done more than once; part of the ranks' ``other_flops`` and of no sum of model FLOPs."""
+    world_repeats_known: bool | None = None
+    """True where the ranks' work and batches were compared, so that the sums hold shared work and tokens once."""
     world_tokens: int | None = None
     world_samples: int | None = None
     world_peak_flops_per_s: float | None = None

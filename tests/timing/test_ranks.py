@@ -100,6 +100,23 @@ def test_a_rank_that_failed_leaves_all_unknown_and_nothing_zero() -> None:
     assert {name: value for name, value in fields.items() if value is not None} == {"world_size": 2}
 
 
+def test_shared_tokens_are_summed_by_parts_and_one_rank_that_was_not_compared_leaves_repeats_unknown() -> None:
+    parts = [pack_window(window(unique_tokens=80, unique_samples=10), 1e12)] * 2
+    fields = world_fields(parts)
+    assert (fields["world_tokens"], fields["world_samples"], fields["world_repeats_known"]) == (160, 20, True)
+    for other in ({}, {"unique_tokens": 80, "repeats_known": False}, {"unique_tokens": 80, "batches_known": False}):
+        assert world_fields([parts[0], pack_window(window(**other), 1e12)])["world_repeats_known"] is False
+
+
+def test_the_first_windows_carry_fingerprints_then_ever_fewer() -> None:
+    exchange = RankExchange(None, rank=0, world_size=2)
+    with_section = []
+    for number in range(100):
+        exchange._sent = number
+        with_section += [number] if exchange.takes_section else []
+    assert with_section == [*range(16), 16, 32, 64]
+
+
 def test_figures_too_large_for_the_wire_are_unknown_not_wrong() -> None:
     rows = [pack_window(window(model_flops=2**63), 1e12)] * 2
     assert world_fields(rows)["world_model_flops"] is None
