@@ -18,7 +18,7 @@ from mfu_monitor.counting.fingerprints import StepPrints
 from mfu_monitor.counting.observer import StepObserver
 from mfu_monitor.counting.self_check import failed_capabilities
 from mfu_monitor.counting.step_record import StepRecord
-from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.errors import ConfigurationError, must_pass, trace_of
 from mfu_monitor.internals.constructors import ConstructorsBelow
 
 __all__ = ["FlopCounter"]
@@ -91,7 +91,16 @@ class FlopCounter:
                 "this FlopCounter is counting already, and was entered again inside its own block. Make another for "
                 "the inner block: with mm.FlopCounter(model) as inner: ... (what runs there counts in both)"
             )
-        self._record = None
+        self._record = self.fault = None
+        try:
+            self._begin()
+        except BaseException as error:  # noqa: BLE001  # training goes on, uncounted, unless it is the user's
+            self._leave()
+            self._observer = None
+            self._failed(error)
+        return self
+
+    def _begin(self) -> None:
         observer = StepObserver(
             self._model, count_no_grad_as_model=self._count_no_grad_as_model, fingerprints=self._fingerprints
         )
@@ -99,23 +108,32 @@ class FlopCounter:
         # A step that is never ended, a generator that is dropped: what was installed goes with the counter.
         self._dropped = weakref.finalize(self, self._installed.leave)
         self._observer = observer
-        try:
-            self._installed.enter()
-        except BaseException:
-            self._leave()
-            self._observer = None
-            raise
-        return self
+        self._installed.enter()
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
-        observer, self._observer = self._observer, None
-        if observer is not None:
-            self.fault = observer.fault
-            self._record = _as_far_as_proved(_alone(observer.record()))
-            self.prints = observer.prints()
+        try:
+            self._leave()
+            observer, self._observer = self._observer, None
+            if observer is not None:
+                self.fault = observer.fault
+                self._record = _as_far_as_proved(_alone(observer.record()))
+                self.prints = observer.prints()
+        except BaseException as error:  # noqa: BLE001  # an exception of the block's own must not be lost over it
+            self._observer = None
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """A failure of ours: nothing is known of the block. What is the user's is raised on."""
+        if must_pass(error):
+            raise error
+        assert isinstance(error, Exception)
+        trace = trace_of(error)
+        error.add_note(trace)
+        self.fault = error.with_traceback(None)  # its frames hold activations
+        note = f"counting failed, so nothing is known of this block:\n{trace}"
+        self._record = StepRecord(notes=(note,), incomplete=True)
 
     def _leave(self) -> None:
         try:

@@ -71,8 +71,7 @@ class PaddingCounter:
 def _count_other_than(tensor: torch.Tensor | None, ignored: int) -> _Sum:
     if tensor is None:
         return None
-    with torch.no_grad():
-        count = torch.count_nonzero(tensor != ignored)
+    count = torch.count_nonzero(tensor != ignored)  # of booleans, so that autograd has no part in it
     return int(count) if count.device.type == "cpu" else count
 
 

@@ -274,6 +274,7 @@ class StepCounter:
             if must_pass(error):
                 raise
             self._stages.fail("counting", error)
+            self._stages.always("counting", self._counter.__exit__, *exc_info)  # what it installed must not stay
         self._counter = None
         return record
 
