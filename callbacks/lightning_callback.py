@@ -17,7 +17,7 @@ import torch
 
 from mfu_monitor.alerts import AlertConfig
 from mfu_monitor.config import DEFAULT_LOG_EVERY_N_STEPS, MonitorConfig
-from mfu_monitor.errors import Guarded, guarded_hook
+from mfu_monitor.errors import Guarded, guarded_hook, must_pass
 from mfu_monitor.internals.trainers import has_fetch_hooks, logging_step, steps_optimizer
 from mfu_monitor.monitor import Monitor
 from mfu_monitor.utilization import UtilizationReading
@@ -281,11 +281,21 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
 
     def state_dict(self) -> dict[str, Any]:
         """Totals and counters as plain types, for the checkpoint."""
-        self._keep_state()
-        return dict(self._state)
+        try:
+            self._keep_state()
+            return dict(self._state)
+        except Exception as error:  # a checkpoint must not fail for our totals
+            if must_pass(error):
+                raise
+            self._turn_off("state_dict", error)
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of a checkpoint; it is used when training starts."""
+        self._take_state(state_dict)
+
+    @guarded_hook
+    def _take_state(self, state_dict: Any) -> None:
         self._state = dict(state_dict) if isinstance(state_dict, Mapping) else {}
         self._is_state_of_past_run = False
 

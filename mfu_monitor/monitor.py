@@ -57,7 +57,9 @@ _MOST_RECOMPILES_REPORTED = 5
 _DRAIN_S = 5.0
 """Longest wait for the device and the other ranks once training has ended; during training there is none."""
 _DRAIN_POLL_S = 0.005
-_SLOW_SINK_S = 0.1
+_SLOW_EVENT_S = 0.1
+_SLOW_SINK_S = 1.0
+"""Of slow events in all, before a sink is called from another thread."""
 _STOP_POLL_S = 0.0005
 _STOP_WAIT_S = 300.0
 """For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
@@ -175,7 +177,7 @@ class Monitor:
         """True once training is to stop: after an impossible reading or an alert, where the options ask for that."""
         self._stages = Stages()
         self._run_id = uuid.uuid4().hex[:12]  # of the system's randomness: no generator of training's is touched
-        self._slow_sinks: set[int] = set()
+        self._slow_s: dict[int, float] = {}
         self._clock, self._host_clock = clock, host_clock
         self._counting = StepCounter(
             model,
@@ -619,18 +621,18 @@ class Monitor:
         for sink in list(self._sinks):
             began_s = time.perf_counter()
             self._with_sink(sink, lambda sink=sink: sink.emit(event))  # type: ignore[misc]
-            if time.perf_counter() - began_s > _SLOW_SINK_S and not getattr(sink, "stays_on_thread", False):
-                self._note_slow(sink)
+            if (took_s := time.perf_counter() - began_s) > _SLOW_EVENT_S:
+                self._note_slow(sink, took_s)
 
-    def _note_slow(self, sink: Sink) -> None:
-        """A sink that was slow twice is called from a thread of its own; once may be its first import."""
-        if id(sink) not in self._slow_sinks or sink not in self._sinks:
-            self._slow_sinks.add(id(sink))
+    def _note_slow(self, sink: Sink, took_s: float) -> None:
+        """A sink that has cost too much is called from a thread of its own; a slow first import alone is not that."""
+        self._slow_s[id(sink)] = slow_s = self._slow_s.get(id(sink), 0.0) + took_s
+        if slow_s < _SLOW_SINK_S or getattr(sink, "stays_on_thread", False) or sink not in self._sinks:
             return
         warn(
-            f"The sink {type(sink).__name__} took more than {_SLOW_SINK_S:g} s for an event twice. From here on a "
-            "thread calls it, so that training does not wait; at most 100 events wait. A sink that must stay on its "
-            "thread says so: stays_on_thread = True.",
+            f"The sink {type(sink).__name__} took {slow_s:.3g} s for a few events. From here on a thread calls it, so "
+            "that training does not wait; at most 100 events wait. A sink that must stay on its thread says so: "
+            "stays_on_thread = True.",
             MFUMonitorWarning,
         )
         self._sinks = [BehindSink(other) if other is sink else other for other in self._sinks]

@@ -46,6 +46,8 @@ class JsonlSink:
         >>> read_jsonl("runs/mfu.jsonl").readings[-1].mfu
     """
 
+    stays_on_thread = True  # it has one of its own
+
     def __init__(self, path: str | Path) -> None:
         self.path = _writable(path)
         self._start()

@@ -163,7 +163,8 @@ class SlowSink:
         self.closed += 1
 
 
-def test_a_sink_that_was_slow_twice_is_called_behind_training_with_one_warning() -> None:
+def test_a_sink_that_is_slow_is_called_behind_training_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_monitor.monitor._SLOW_SINK_S", 0.2)
     slow, model = SlowSink(0.12), nn.Linear(4, 4)
     monitor = mm.Monitor(model, log_every_n_steps=1, peak=1e12, sinks=[slow], alerts=False)
     with warnings.catch_warnings(record=True) as caught:
