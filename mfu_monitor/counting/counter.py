@@ -133,7 +133,7 @@ class FlopCounter:
         error.add_note(trace)
         self.fault = error.with_traceback(None)  # its frames hold activations
         note = f"counting failed, so nothing is known of this block:\n{trace}"
-        self._record = StepRecord(notes=(note,), incomplete=True)
+        self._record, self.prints = StepRecord(notes=(note,), incomplete=True), None
 
     def _leave(self) -> None:
         try:
