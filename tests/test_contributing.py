@@ -41,6 +41,7 @@ HOLDS = {
     "the fields of a count": "class StepRecord",
     "how compiled code is counted": "",
     "which steps are counted": "class ",
+    "how steps of sizes that were never counted get their FLOPs": "class SizeLaw",
     "how tokens and samples of a batch are found": "class BatchCounts",
     "what a window's time leaves out": "excluded",
     "what ranks send each other": "rank",

@@ -9,6 +9,8 @@ __all__ = ["CountSchedule"]
 FREE_SIGNATURES = 8
 """Signatures whose first step is counted whatever it costs; a run with more (every batch of another length) pays for
 the rest out of the budget."""
+FREE_SIZES = 16
+"""The same for sizes outside those that the law of their kind of step was made from, while there is such a law."""
 CONFIRMING_COUNTS = 3
 """Counts that make a kind of step known: the first, the second and an early one drawn at random."""
 CONFIRMING_DRAW = 1 / 8
@@ -56,6 +58,9 @@ class CountSchedule:
         self._counted = 0
         self._next_s = float("inf")
         self._signatures = 0
+        self._sizes = 0
+        self.was_drawn = False
+        """Whether the step that is counted was drawn at random."""
         self._retries = 0
         self._confirmations = 0
         self._uncounted_in_a_row = 0
@@ -75,7 +80,13 @@ class CountSchedule:
         return self.spent_s / self._counted if self._counted else _FIRST_GUESS_COST * (self._typical_s or 0.0)
 
     def wants_count(
-        self, *, is_known: bool, is_provisional: bool, now_s: float, equal_counts: int = CONFIRMING_COUNTS
+        self,
+        *,
+        is_known: bool,
+        is_provisional: bool,
+        now_s: float,
+        equal_counts: int = CONFIRMING_COUNTS,
+        has_law: bool = False,
     ) -> bool:
         """Whether the step that begins is to be counted.
 
@@ -84,20 +95,30 @@ class CountSchedule:
             is_provisional: but something compiled in it, so its count may not be the settled one.
             now_s: the host's clock.
             equal_counts: how often it was counted with one result.
+            has_law: the FLOPs of its kind of step may follow from the sizes of the batch.
         """
         if self._start_s is None:
             self._start_s = now_s
+        self.was_drawn = self._every_step or (is_known and equal_counts > 1)
         if self._every_step:
             return True
         if not is_known:
-            return self._signatures < FREE_SIGNATURES or self._can_pay(now_s)
+            return self._wants_new(now_s, has_law)
         if is_provisional and self._retries < MOST_PROVISIONAL_RETRIES:
             self._retries += 1
+            self.was_drawn = False
             return True
         if equal_counts < CONFIRMING_COUNTS and self._confirms(equal_counts):
             self._confirmations += 1
             return True
         return now_s >= self._next_s and self._can_pay(now_s) and self._draw()
+
+    def _wants_new(self, now_s: float, has_law: bool) -> bool:
+        if self._signatures < FREE_SIGNATURES or self._can_pay(now_s):
+            return True
+        is_free = has_law and self._share > 0 and self._sizes < FREE_SIZES
+        self._sizes += is_free
+        return is_free
 
     def _confirms(self, equal_counts: int) -> bool:
         # As the first steps of signatures, these are free for so many and no more.

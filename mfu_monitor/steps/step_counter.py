@@ -195,12 +195,22 @@ class StepCounter:
     @guarded("counting")
     def _wants_count(self, now_s: float) -> bool:
         entry = self._entry
+        laws = self.ledger.laws(entry)
+        by_law = min((law.equal_counts(entry.sizes) for law in laws), default=0)
+        if not entry.recent and laws:
+            return self._schedule.wants_count(
+                is_known=by_law > 0,
+                is_provisional=False,
+                now_s=now_s,
+                equal_counts=by_law,
+                has_law=not any(law.is_ended for law in laws),
+            )
         is_searching = entry.searches < _MOST_SEARCHES
         wants: bool = self._schedule.wants_count(
             is_known=entry.is_known or (bool(entry.recent) and not is_searching),
             is_provisional=entry.is_unsettled,
             now_s=now_s,
-            equal_counts=entry.latest_equal_counts if is_searching else CONFIRMING_COUNTS,
+            equal_counts=max(entry.latest_equal_counts, by_law) if is_searching else CONFIRMING_COUNTS,
         )
         entry.searches += wants and bool(entry.recent)
         return wants
@@ -293,7 +303,7 @@ class StepCounter:
         if self._tokens_function is not None:
             self._entry.counts = self._counts
         part = self._part_of(record) or replace(record, repeats_known=False)
-        self._entry.add_record(part, is_provisional=is_provisional, whole=record)
+        self._entry.add_record(part, is_provisional=is_provisional, whole=record, is_drawn=self._schedule.was_drawn)
         self._trainable.refresh()
 
     @guarded("counting")

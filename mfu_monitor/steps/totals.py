@@ -9,6 +9,7 @@ from typing import Any
 
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.steps.batch import BatchCounts
+from mfu_monitor.steps.size_law import PARTS, Amounts, SizeLaw, amounts_of, split_sizes
 
 __all__ = ["SignatureEntry", "StepLedger"]
 
@@ -29,30 +30,9 @@ MOST_WAYS = 64
 MOST_SIGNATURES = 4096
 """Signatures remembered; beyond it those that were never counted are forgotten. About a kilobyte each."""
 
-_PARTS = (
-    "model_flops",
-    "recompute_flops",
-    "kernel_recompute_flops",
-    "optimizer_flops",
-    "other_flops",
-    "palm_model_flops",
-    "repeated_flops",
-)
-_HARDWARE_PARTS = _PARTS[:-2]
+_HARDWARE_PARTS = PARTS[:-2]
 _COUNT_FIELDS = ("tokens", "tokens_not_padding", "tokens_in_loss", "samples")
 _BY_PRECISION = ("model_flops_by_precision", "hardware_flops_by_precision")
-
-_Amounts = Mapping[tuple[str, str], int]
-"""Figures by (field of ``StepWindow``, precision or ``""``)."""
-
-
-def _amounts_of(record: StepRecord) -> _Amounts:
-    totals, by_dtype = record.totals, record.by_dtype()
-    return {
-        **{(name, ""): getattr(totals, name) for name in _PARTS},
-        **{("model_flops_by_precision", p): t.model_flops for p, t in by_dtype.items()},
-        **{("hardware_flops_by_precision", p): t.hardware_flops for p, t in by_dtype.items()},
-    }
 
 
 @dataclass(slots=True)
@@ -76,7 +56,7 @@ class SignatureEntry:
     whole: StepRecord | None = None
     """The same before other ranks' parts of it were taken out."""
     is_provisional: bool = False
-    recent: deque[_Amounts] = field(default_factory=lambda: deque(maxlen=KEPT_COUNTS))
+    recent: deque[Amounts] = field(default_factory=lambda: deque(maxlen=KEPT_COUNTS))
     use: _Use = field(default_factory=_Use)
     ran: Hashable = None
     """What its first step was seen to run (its phases, the parameters that needed gradients); None before that."""
@@ -92,6 +72,13 @@ class SignatureEntry:
 
     latest: SignatureEntry | None = None
     """How its latest step ran; the next one most likely runs likewise."""
+    kind: Hashable = None
+    """Its signature without the sizes of the batch."""
+    sizes: tuple[int, ...] = ()
+    elements: int = 0
+    """Of all tensors of the batch."""
+    law: SizeLaw | None = None
+    """What counts of other sizes say of it; None before its first step, which shows how it runs."""
 
     @property
     def latest_equal_counts(self) -> int:
@@ -101,7 +88,10 @@ class SignatureEntry:
     @property
     def label(self) -> str:
         """What is known of steps of this kind: ``"exact"``, ``"presumed"`` or ``"sampled"``."""
-        if not self.recent or self.has_varied:
+        by_law = "sampled" if self.law is None else self.law.label(self.sizes)
+        if not self.recent or by_law == "exact":
+            return by_law
+        if self.has_varied:
             return "sampled"
         needed = EXACT_BLIND_COUNTS if self.is_blind else EXACT_COUNTS
         return "presumed" if self.has_ever_varied or self.equal_counts < needed else "exact"
@@ -123,21 +113,27 @@ class SignatureEntry:
         """
         if self.whole is None or self.record is None:
             return
-        amounts = _amounts_of(part := part_of(self.whole))
+        amounts = amounts_of(part := part_of(self.whole))
         kept = 1 if self.has_varied else len(self.recent)
         self.record = part
+        if not self.is_provisional:
+            self._teach(part, is_drawn=False)
         self.recent = deque([amounts] * kept, maxlen=KEPT_COUNTS)
 
-    def add_record(self, record: StepRecord, *, is_provisional: bool, whole: StepRecord | None = None) -> None:
+    def add_record(
+        self, record: StepRecord, *, is_provisional: bool, is_drawn: bool = False, whole: StepRecord | None = None
+    ) -> None:
         """Take a count. A provisional one (something compiled in the step) gives way to the next.
 
         So does one that missed work: its mean with a whole count would be neither a count nor a bound.
         """
+        if not is_provisional:
+            self._teach(record, is_drawn=is_drawn)
         if self.is_provisional or (self.record is not None and self.record.is_lower_bound != record.is_lower_bound):
             self.has_ever_varied |= not self.is_provisional
             self.recent.clear()
             self.equal_counts = 0
-        amounts = _amounts_of(record)
+        amounts = amounts_of(record)
         is_equal = bool(self.recent) and amounts == self.recent[-1]
         self.has_ever_varied |= bool(self.recent) and not is_equal
         self.equal_counts = 0 if is_provisional else self.equal_counts + 1 if is_equal else 1
@@ -146,6 +142,10 @@ class SignatureEntry:
         last = list(self.recent)[-SETTLED_COUNTS:]
         if len(last) == SETTLED_COUNTS and all(amounts == last[0] for amounts in last):
             self.recent = deque(last, maxlen=KEPT_COUNTS)
+
+    def _teach(self, record: StepRecord, *, is_drawn: bool) -> None:
+        if self.law is not None and record.repeats_known and not record.is_lower_bound:
+            self.law.add(self.sizes, record, is_drawn=is_drawn)
 
     @property
     def has_varied(self) -> bool:
@@ -158,8 +158,11 @@ class SignatureEntry:
         flops = [amounts[("model_flops", "")] for amounts in self.recent]
         return (max(flops) - min(flops)) * len(flops) / sum(flops) if sum(flops) else None
 
-    def amounts(self, steps: int) -> dict[tuple[str, str], int]:
-        """Figures of so many steps, from the mean of the counts; exact integers where they agree."""
+    def amounts(self, steps: int) -> dict[tuple[str, str], int] | None:
+        """Figures of so many steps, from the mean of the counts (exact integers where they agree) or by the law."""
+        if not self.recent or (self.law is not None and self.law.label(self.sizes) == "exact"):
+            predicted = None if self.law is None else self.law.amounts(self.sizes)
+            return None if predicted is None else {name: steps * amount for name, amount in predicted.items()}
         names = {name for amounts in self.recent for name in amounts}
         n = len(self.recent)
         sums = {name: sum(amounts.get(name, 0) for amounts in self.recent) for name in names}
@@ -180,6 +183,7 @@ class StepLedger:
 
     def __init__(self) -> None:
         self.entries: dict[Hashable, SignatureEntry] = {}
+        self._laws: dict[Hashable, dict[Hashable, SizeLaw]] = {}
         self._touched: list[SignatureEntry] = []
         self._optimizer_steps: int | None = 0
         self._excluded_optimizer_steps = 0
@@ -191,8 +195,20 @@ class StepLedger:
         """The entry of a signature, made on first sight."""
         found = self.entries.get(signature)
         if found is None:
-            found = self.entries[signature] = SignatureEntry(counts=counts, is_blind=is_blind)
+            kind, sizes, elements = split_sizes(signature)
+            found = SignatureEntry(counts=counts, is_blind=is_blind, kind=kind, sizes=sizes, elements=elements)
+            self.entries[signature] = found
         return found
+
+    def laws(self, entry: SignatureEntry) -> list[SizeLaw]:
+        """The laws of the ways in which steps like this one were seen to run, whatever their sizes."""
+        return list(self._laws.get(entry.kind, {}).values())
+
+    def _law(self, kind: Hashable, ran: Hashable) -> SizeLaw:
+        of_kind = self._laws.setdefault(kind, {})
+        if ran not in of_kind and len(of_kind) >= MOST_WAYS:
+            ran = "rest"
+        return of_kind.setdefault(ran, SizeLaw(is_ended=ran == "rest"))
 
     def as_ran(self, entry: SignatureEntry, signature: Hashable, ran: Hashable) -> SignatureEntry:
         """The entry of a step that has ended: what it ran is known only now, and may not be what the batch suggested.
@@ -203,14 +219,16 @@ class StepLedger:
             ran: anything hashable that is seen of the step without counting it.
         """
         if entry.ran is None:
-            entry.ran = ran
+            entry.ran, entry.law = ran, self._law(entry.kind, ran)
         entry.latest = entry
         if entry.ran == ran:
             return entry
         if ran not in entry.others and len(entry.others) >= MOST_WAYS:
             ran = "rest"
         if ran not in entry.others:
-            entry.others[ran] = self.entry((signature, ran), entry.counts, is_blind=entry.is_blind or ran == "rest")
+            other = self.entry((signature, ran), entry.counts, is_blind=entry.is_blind or ran == "rest")
+            other.law, other.sizes = self._law(entry.kind, ran), entry.sizes
+            entry.others[ran] = other
         entry.latest = entry.others[ran]
         return entry.latest
 
@@ -243,9 +261,9 @@ class StepLedger:
         fields = {
             **self._held(included),
             "optimizer_steps": self._optimizer_steps,
-            "is_lower_bound": any(entry.record is not None and entry.record.is_lower_bound for entry, _, _ in included),
             "repeats_known": all(entry.record is None or entry.record.repeats_known for entry, _, _ in included),
-            "is_sampled": any(not entry.recent or entry.has_varied for entry, _, _ in included),
+            "is_lower_bound": any(self._is_lower_bound(entry) for entry, _, _ in included),
+            "is_sampled": any(entry.label == "sampled" for entry, _, _ in included),
             "counts_label": max((entry.label for entry, _, _ in included), key=_LABELS.index, default=None),
             "flops_spread": max((entry.spread or 0.0 for entry, _, _ in included if entry.recent), default=None),
         }
@@ -257,6 +275,11 @@ class StepLedger:
         self._optimizer_steps, self._excluded_optimizer_steps = 0, 0
         self._forget_uncounted()
         return fields
+
+    def _is_lower_bound(self, entry: SignatureEntry) -> bool:
+        # An estimate is one wherever a count that it was made from is.
+        counted = [entry] if entry.recent else self.entries.values() if entry.label == "sampled" else []
+        return any(other.record is not None and other.record.is_lower_bound for other in counted)
 
     def _forget_uncounted(self) -> None:
         # Batches of ever new lengths: a signature that was never counted holds nothing worth its memory.
@@ -291,16 +314,18 @@ class StepLedger:
 
     def _flops(self, uses: list[tuple[SignatureEntry, int, list[BatchCounts]]]) -> dict[str, Any]:
         sums: dict[tuple[str, str], int] = {}
-        is_complete = all(entry.recent for entry, _, _ in uses)
-        counted = [] if is_complete else [entry for entry in self.entries.values() if entry.recent]
+        counted: list[SignatureEntry] | None = None
         for entry, steps, own in uses:
-            amounts = entry.amounts(steps) if entry.recent else _estimate(counted, entry, steps, own)
+            amounts = entry.amounts(steps)
             if amounts is None:
-                return dict.fromkeys((*_PARTS, "hardware_flops"))
+                counted = counted or [other for other in self.entries.values() if other.recent]
+                amounts = _estimate(counted, entry, steps, own)
+            if amounts is None:
+                return dict.fromkeys((*PARTS, "hardware_flops"))
             for name, amount in amounts.items():
                 sums[name] = sums.get(name, 0) + amount
         if not uses:
-            return dict.fromkeys((*_PARTS, "hardware_flops"))
+            return dict.fromkeys((*PARTS, "hardware_flops"))
         return _window_fields(sums)
 
 
@@ -311,7 +336,7 @@ def _record_of(uses: Iterable[tuple[SignatureEntry, int, list[BatchCounts]]]) ->
 
 _LABELS = ("exact", "presumed", "sampled")
 """From the best to the worst."""
-_TOTALS = ("steps", "optimizer_steps", *_COUNT_FIELDS, *_PARTS, "hardware_flops")
+_TOTALS = ("steps", "optimizer_steps", *_COUNT_FIELDS, *PARTS, "hardware_flops")
 
 
 def _parts_of(name: str, entry: SignatureEntry, steps: int, own: list[BatchCounts]) -> Iterable[int | None]:
@@ -332,14 +357,25 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
 def _estimate(
     counted: Sequence[SignatureEntry], entry: SignatureEntry, steps: int, own: list[BatchCounts]
 ) -> dict[tuple[str, str], int] | None:
-    """Figures of a signature that was never counted, by the counted ones' FLOPs per token, sample or step."""
-    amounts = [other.amounts(1) for other in counted]
-    for name in ("tokens", "samples"):
-        mine = _sum_known(_parts_of(name, entry, steps, own))
-        theirs = _sum_known(getattr(other.counts, name) for other in counted)
-        if mine is not None and theirs:
-            return _scaled_sum(amounts, mine, theirs)
+    """Figures of a signature that was never counted, by the counted ones' FLOPs per token, element, sample or step."""
+    counted = [other for other in counted if other.kind == entry.kind] or counted
+    amounts = [amounts for other in counted if (amounts := other.amounts(1)) is not None]
+    mine, theirs = _tokens_or_samples("tokens", counted, entry, steps, own)
+    if mine is None and counted and counted[0].kind == entry.kind:
+        mine, theirs = steps * entry.elements, sum(other.elements for other in counted)
+    if not (mine and theirs):
+        mine, theirs = _tokens_or_samples("samples", counted, entry, steps, own)
+    if mine is not None and theirs:
+        return _scaled_sum(amounts, mine, theirs)
     return _scaled_sum(amounts, steps, len(counted)) if counted else None
+
+
+def _tokens_or_samples(
+    name: str, counted: Sequence[SignatureEntry], entry: SignatureEntry, steps: int, own: list[BatchCounts]
+) -> tuple[int | None, int | None]:
+    mine = _sum_known(_parts_of(name, entry, steps, own))
+    theirs = _sum_known(getattr(other.counts, name) for other in counted)
+    return (mine, theirs) if theirs else (None, None)
 
 
 def _plus(a: int | None, b: int | None) -> int | None:
@@ -355,7 +391,7 @@ def _scaled_sum(
 
 
 def _window_fields(sums: Mapping[tuple[str, str], int]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: sums.get((name, ""), 0) for name in _PARTS}
+    fields: dict[str, Any] = {name: sums.get((name, ""), 0) for name in PARTS}
     # Added up here, so that the identity of the parts holds after rounding means, too.
     fields["hardware_flops"] = sum(fields[name] for name in _HARDWARE_PARTS)
     for group in _BY_PRECISION:
