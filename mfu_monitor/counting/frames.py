@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of, is_forward
-from mfu_monitor.internals.stack import KnownCodes, is_compiled_wrapper, known_codes
+from mfu_monitor.internals.stack import KnownCodes, is_compiled_wrapper, known_codes, pipeline_rehearsal
 
 __all__ = ["CallSite", "graph_tangents", "is_called_from", "read_call_site", "runs_inside"]
 
@@ -29,6 +29,7 @@ _MANY_CODES = 20_000
 """Codes of notebooks and of compilers come and go; what is kept of them is read again now and then."""
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 _COMMUNICATION_HOOKS = "ddp_comm_hooks"
+_PIPELINE_STAGES = str(Path("pipelining") / "stage.py")
 _TRANSFORMS = str(Path("_functorch") / "eager_transforms.py")
 
 
@@ -69,6 +70,8 @@ class CallSite:
     """Inside a backward that compiled autograd runs."""
     differentiated: int = 0
     """How many tensors the enclosing ``backward`` started from; 0 where its frame is not on this thread."""
+    in_rehearsal: bool = False
+    """A pipeline runs its stage to learn shapes, once before its first step."""
     create_graph: bool | None = None
     """What the enclosing ``backward`` asked for; None where its frame is not on this thread."""
 
@@ -111,6 +114,7 @@ def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
             site.function_at = len(site.modules)
         elif kind.is_transform:
             site.in_transform = True
+        site.in_rehearsal |= kind.is_rehearsal
         called.saw(kind)
         inner_codes.add(code)
         frame = frame.f_back
@@ -133,6 +137,7 @@ class _Kind:
     is_transform: bool
     is_dispatch: bool
     """Carries out an operator for a subclass or a mode."""
+    is_rehearsal: bool
     is_autograds: bool
     """A custom backward, a checkpoint, compiled autograd."""
     is_users: bool
@@ -164,6 +169,7 @@ def _read_kind(code: CodeType, known: KnownCodes) -> _Kind:
         is_engine=code in known.engine,
         is_transform=name.endswith(_TRANSFORMS),
         is_dispatch=is_dispatch,
+        is_rehearsal=name.endswith(_PIPELINE_STAGES) and code in pipeline_rehearsal(),
         is_autograds=is_autograds and not is_dispatch,
         is_users=not (is_dispatch or is_autograds or is_torchs),
     )
@@ -224,6 +230,7 @@ def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[Code
     while frame is not None:
         code = frame.f_code
         kind = _kind_of(code)
+        site.in_rehearsal |= kind.is_rehearsal
         if kind.is_engine:
             site.in_hook |= called.is_hook
             called = _CalledByEngine()

@@ -44,6 +44,7 @@ class Ledger:
     notes: dict[str, None] = field(default_factory=dict)
     saw_backward: bool = False
     incomplete: bool = False
+    is_first_of_pipeline: bool = False
 
     def add_product(self, entry: Entry) -> Entry:
         """Keep one call of an operator that has a formula."""
@@ -94,6 +95,7 @@ class Ledger:
             notes=tuple(self.notes),
             is_training=self.saw_backward,
             incomplete=self.incomplete,
+            is_provisional=self.is_first_of_pipeline,
         )
 
     def model_marks(self, *, count_no_grad_as_model: bool) -> dict[Key, list[int | None]]:

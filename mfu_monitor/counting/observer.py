@@ -228,6 +228,8 @@ class StepObserver:
         if site.model_in_optimizer:
             self.ledger.incomplete = True
             self.ledger.note(MODEL_IN_OPTIMIZER)
+        if site.in_rehearsal:
+            self.ledger.is_first_of_pipeline = True
         if (unhooked := self.opaque.unhooked(site.modules)) is not None:
             self._note_unhooked(unhooked)
 

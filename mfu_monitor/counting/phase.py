@@ -37,6 +37,8 @@ def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool, update
     means that somebody's code runs there: a checkpoint, a module, an optimizer, a custom function, a hook. What a hook
     computes is not part of the model, also where it replaces the gradient.
     """
+    if site.in_rehearsal:
+        return Phase.OTHER
     if site.in_optimizer_step:
         return Phase.OPTIMIZER
     if updates:

@@ -142,6 +142,8 @@ class StepRecord(PlainTypes):
     """True when a backward pass ran in the region."""
     incomplete: bool = False
     """True when something is known to be missing beside ``unsupported_ops`` (a compiled graph that was not seen)."""
+    is_provisional: bool = False
+    """True where something ran that later steps leave out: a pipeline learned the shapes between its stages."""
     repeats_known: bool = True
     """False where other ranks may have done some of this work as well, and nobody has compared theirs with it."""
     _sums: dict[str, dict[str, FlopTotals]] = field(default_factory=dict, init=False, repr=False, compare=False)

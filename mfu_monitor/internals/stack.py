@@ -5,6 +5,7 @@ Read once, when first asked. A name that is gone gives the empty set, which no f
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,11 @@ from torch.utils import checkpoint
 from mfu_monitor.internals.autograd_state import custom_node_class
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes", "misread_frames"]
+__all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes", "misread_frames", "pipeline_rehearsal"]
 
 Codes = frozenset[CodeType]
 _NONE: Codes = frozenset()
+_PIPELINE_REHEARSAL = ("_forward_metadata_inference", "_backward_metadata_inference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,18 @@ def _optimizer_step() -> Codes:
 def _checkpoint_entry() -> Codes:
     function: Any = checkpoint.checkpoint
     return frozenset({function.__code__})
+
+
+@fact(
+    "torch.distributed.pipelining.stage.PipelineStage._forward_metadata_inference",
+    lost="what a pipeline runs to learn shapes is taken for work of its first step",
+    otherwise=_NONE,
+)
+def pipeline_rehearsal() -> Codes:
+    """What a pipeline's stage runs once before its first step; asked only with a stage's frame on the stack."""
+    stage: Any = sys.modules["torch.distributed.pipelining.stage"].PipelineStage
+    names = ("_shape_inference",) if hasattr(stage, "_shape_inference") else _PIPELINE_REHEARSAL
+    return frozenset(getattr(stage, name).__code__ for name in names)
 
 
 def misread_frames() -> tuple[str, ...]:

@@ -253,7 +253,7 @@ class StepCounter:
         has_compiled = self._compile_counter() != self._compiles_before
         record = self._leave(_NO_EXCEPTION) if was_counted else None
         if record is not None:
-            self._keep(record, has_compiled)
+            self._keep(record, has_compiled or record.is_provisional)
             record = self._entry.record or record
         excluded = self._excluded(was_counted, has_compiled)
         self._note_time(was_counted, is_new, has_compiled)

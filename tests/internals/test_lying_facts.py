@@ -89,6 +89,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "CompiledFxGraph.source_code": ((Loop(),), lambda _: "cpp_fused_mm_relu_0"),
     "CompiledFxGraph.fx_kwargs": ((Loop(),), lambda _: False),
     "torch.distributed.distributed_c10d._get_default_store": ((), lambda: None),
+    "torch.distributed.pipelining.stage.PipelineStage._forward_metadata_inference": ((), lambda: OTHER_CODE),
     "lightning: epoch_loop._batches_that_stepped": ((Loop(),), lambda _: 0),
     "lightning: fit_loop._should_accumulate": ((Loop(),), lambda _: False),
     "lightning: epoch_loop._on_before_fetch": ((Loop(),), lambda _: True),

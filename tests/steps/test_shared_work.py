@@ -156,6 +156,53 @@ LAYOUTS: dict[int, dict[Layout, int]] = {
 """By number of ranks, with the steps to run."""
 
 
+class Sink:
+    """Keeps readings and diagnoses as they are written."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, Any]] = []
+
+    def emit(self, event: Any) -> None:
+        if event.kind in ("reading", "diagnosis", "record"):
+            self.kept.append((event.kind, event.payload))
+
+    def close(self) -> None: ...
+
+
+class Stage(nn.Module):
+    """One layer, the first with the embedding and the last with the head."""
+
+    def __init__(self, model: Model, rank: int) -> None:
+        super().__init__()
+        self.embedding = model.embedding if rank == 0 else nn.Identity()
+        self.layers = nn.ModuleList([model.layers[rank]])
+        self.head = model.head if rank == LAYERS - 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[0](self.embedding(x)))
+
+
+def _pipeline(rank: int, world: int) -> list[tuple[str, Any]]:
+    """Four micro-batches of one sequence over two stages; the batch is given to both."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    import mfu_monitor as mm
+
+    stage, sink = Stage(Model(), rank), Sink()
+    schedule = Schedule1F1B(
+        PipelineStage(stage, rank, world, torch.device("cpu")),
+        n_microbatches=SEQUENCES,
+        loss_fn=lambda logits, ids: F.cross_entropy(logits.flatten(0, 1), ids.flatten()),
+    )
+    monitor = mm.Monitor(stage, log_every_n_steps=5, peak=1e12, sinks=[sink])
+    for step in range(20):
+        ids = batch(step)
+        with monitor.step(ids):
+            schedule.step(*([ids] if rank == 0 else []), **({"target": ids} if rank == world - 1 else {}))
+    monitor.close()
+    return sink.kept
+
+
 def _run(rank: int, world: int, out: str) -> None:
     import mfu_monitor as mm
 
@@ -165,17 +212,9 @@ def _run(rank: int, world: int, out: str) -> None:
     results = {}
     for layout, steps in LAYOUTS[world].items():
         model, part_of = layout(rank, world)
-        readings: list[Any] = []
-
-        class Sink:
-            def emit(self, event: Any, to: list[Any] = readings) -> None:
-                if event.kind in ("reading", "diagnosis"):
-                    to.append((event.kind, event.payload))
-
-            def close(self) -> None: ...
-
+        sink = Sink()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-        monitor = mm.Monitor(model, log_every_n_steps=5, peak=1e12, sinks=[Sink()])
+        monitor = mm.Monitor(model, log_every_n_steps=5, peak=1e12, sinks=[sink])
         for step in range(steps):
             ids = part_of(batch(step))
             with monitor.step(ids):
@@ -185,7 +224,9 @@ def _run(rank: int, world: int, out: str) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         monitor.close()
-        results[layout.__name__] = readings
+        results[layout.__name__] = sink.kept
+    if world == LAYERS:
+        results[_pipeline.__name__] = _pipeline(rank, world)
     torch.save(results, f"{out}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -244,7 +285,7 @@ def test_work_on_every_rank_counts_once_and_its_repeats_are_other(two_ranks: lis
 
 def test_a_world_whose_work_and_batches_were_compared_is_exact(two_ranks: list[dict[str, Any]]) -> None:
     assert {r["exactness"] for r in _last_readings(two_ranks, data_parallel)} == {"exact"}
-    first = two_ranks[0]["data_parallel"][0][1]
+    first = next(payload for kind, payload in two_ranks[0]["data_parallel"] if kind == "reading")
     assert first["exactness"] == "upper_bound"  # nothing had been compared when its row was sent
     assert "not known" in first["not_known"]
 
@@ -253,6 +294,22 @@ def test_ranks_that_read_the_same_batch_do_the_model_once(two_ranks: list[dict[s
     for reading in _last_readings(two_ranks, without_sampler):
         assert _per_step(reading, "model_flops") == _per_step(reading, "repeated_flops") == MODEL_FLOPS
         assert _per_step(reading, "tokens") == TOKENS
+
+
+def test_a_pipelines_first_window_holds_the_model_alone(two_ranks: list[dict[str, Any]]) -> None:
+    """Before its first step torch runs one micro-batch through the stages, to learn shapes."""
+    readings = [[payload for kind, payload in rank["_pipeline"] if kind == "reading"] for rank in two_ranks]
+    for first, *_, last in readings:
+        assert _per_step(first, "model_flops") == _per_step(last, "model_flops") == MODEL_FLOPS
+        assert _per_step(last, "tokens") == TOKENS
+        assert last["window"]["world_repeats_known"] is True
+    records = [[payload for kind, payload in rank["_pipeline"] if kind == "record"] for rank in two_ranks]
+    assert [[r["is_provisional"] for r in rank[:3]] for rank in records] == [[True, False, False]] * 2
+    others = [[sum(op["totals"]["other_flops"] for op in r["ops"]) for r in rank[:2]] for rank in records]
+    # The first stage: one layer forward on one sequence. The last one: its backward to the input as well.
+    assert others[0] == [(PROJECTIONS + ATTENTION + MLP) // LAYERS // SEQUENCES, 0]
+    assert others[1][0] > others[0][0]
+    assert others[1][1] == 0
 
 
 def test_noise_of_each_ranks_own_leaves_an_upper_bound(two_ranks: list[dict[str, Any]]) -> None:
