@@ -41,6 +41,15 @@ class Share:
 ALONE = Share(1, 0)
 
 
+class Doubt:
+    """In the place of a share: what ranks took contradicts itself, so no later step can settle it either."""
+
+
+DOUBT = Doubt()
+Verdict = Share | Doubt | None
+"""None: this step does not show it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """One entry on one rank, as it was received."""
@@ -76,12 +85,11 @@ def _received(key: int, content: int) -> _Unit:
     return _Unit(key & (2**31 - 1), content >> 1, bool(content & 1), is_seen)
 
 
-def find_shares(ranks: Sequence[RankPrints], rank: int) -> dict[int, Share | None]:
-    """For each entry of a rank: with how many others it shares that piece of work; None where that is not known. Pure.
+def find_shares(ranks: Sequence[RankPrints], rank: int) -> dict[int, Verdict]:
+    """For each entry of a rank: with how many others it shares that piece of work. Pure.
 
-    Not known is
+    None for an entry that was not seen (compiled code), or one whose equal operands hold one value only. In doubt is
 
-    - an entry that was not seen (compiled code), or one whose equal operands hold one value only;
     - everything, where ranks read one batch and differ in what a product takes of it though not in its weights: noise
       drawn by each rank makes repeated work look like work of its own, and so may a batch that is split in the step;
     - a module whose forward is repeated and whose backward is not, or the other way round.
@@ -93,7 +101,7 @@ def find_shares(ranks: Sequence[RankPrints], rank: int) -> dict[int, Share | Non
     mine = ranks[rank]
     shares = {key: _share(key, unit, ranks, rank) for key, unit in mine.units.items()}
     if any(_differs_by_noise(mine, other) for place, other in enumerate(ranks) if place != rank):
-        return dict.fromkeys(shares)
+        return dict.fromkeys(shares, DOUBT)
     return _without_halves(shares)
 
 
@@ -120,7 +128,7 @@ def _is_backward(key: int) -> bool:
     return bool(key >> 14 & 1)
 
 
-def _without_halves(shares: dict[int, Share | None]) -> dict[int, Share | None]:
+def _without_halves(shares: dict[int, Share | None]) -> dict[int, Verdict]:
     repeated: dict[tuple[int, bool], bool] = {}
     for key, share in shares.items():
         if share is not None:
@@ -130,7 +138,7 @@ def _without_halves(shares: dict[int, Share | None]) -> dict[int, Share | None]:
         module for (module, is_backward), is_repeated in repeated.items()
         if repeated.get((module, not is_backward), is_repeated) != is_repeated
     }  # fmt: skip
-    return {key: None if key >> 15 in doubtful else share for key, share in shares.items()}
+    return {key: DOUBT if key >> 15 in doubtful else share for key, share in shares.items()}
 
 
 @dataclass(slots=True)
@@ -243,12 +251,13 @@ class RepeatedWork:
         self._learn_batch(ranks, shares)
 
     @staticmethod
-    def _note(known: dict, key: object, share: Share | None) -> None:  # type: ignore[type-arg]
-        """A step that says otherwise than an earlier one leaves the entry unknown for good."""
-        if share is not None:
-            known[key] = share if known.get(key, share) == share else None
+    def _note(known: dict, key: object, verdict: Verdict) -> None:  # type: ignore[type-arg]
+        """A doubt, or a step that says otherwise than an earlier one, leaves the entry unknown for good."""
+        if verdict is not None:
+            is_sure = isinstance(verdict, Share) and known.get(key, verdict) == verdict
+            known[key] = verdict if is_sure else None
 
-    def _learn_batch(self, ranks: Sequence[RankPrints], shares: Mapping[int, Share | None]) -> None:
+    def _learn_batch(self, ranks: Sequence[RankPrints], shares: Mapping[int, Verdict]) -> None:
         assert self.rank is not None
         mine = ranks[self.rank]
         if any(other.batch == _NO_PRINT for other in ranks):
@@ -257,7 +266,7 @@ class RepeatedWork:
         share = Share(0, 0) if mine.batch == _NO_BATCH else Share(len(same), same.index(self.rank))
         self.batch_disagrees |= self.batch is not None and self.batch != share
         self.batch = share
-        is_whole = bool(shares) and all(s is not None and s.ranks > 1 for s in shares.values())
+        is_whole = bool(shares) and all(isinstance(s, Share) and s.ranks > 1 for s in shares.values())
         others = [rank for rank in same if rank != self.rank and share.ranks and is_whole]
         self.duplicates = tuple(r for r in others if ranks[r].units == mine.units)
 

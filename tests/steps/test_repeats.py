@@ -8,7 +8,7 @@ import pytest
 
 from mfu_monitor.counting.fingerprints import Print, StepPrints
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
-from mfu_monitor.steps.repeats import RankPrints, RepeatedWork, Share, find_shares
+from mfu_monitor.steps.repeats import DOUBT, RankPrints, RepeatedWork, Share, Verdict, find_shares
 
 Work = dict[tuple[str, Phase], tuple[int, int] | None]
 """First operand and the others, by module and phase; None for what was not seen."""
@@ -30,7 +30,7 @@ def rank_prints(work: Work, *, batch: int = 0, is_flat: bool = False) -> RankPri
     return RankPrints.of(batch, [word for unit in units.values() for word in unit])
 
 
-def shares(ranks: list[RankPrints], rank: int = 0) -> list[Share | None]:
+def shares(ranks: list[RankPrints], rank: int = 0) -> list[Verdict]:
     return list(find_shares(ranks, rank).values())
 
 
@@ -68,7 +68,7 @@ def test_what_was_not_seen_is_not_known() -> None:
 def test_one_batch_and_other_activations_at_equal_weights_leave_all_unknown() -> None:
     """Dropout drawn by each rank makes repeated work look like two pieces; so does a batch split within the step."""
     noisy = [rank_prints({("a", FORWARD): (1, 2), ("b", FORWARD): (x, 4)}, batch=7) for x in (5, 6)]
-    assert shares(noisy) == [None, None]
+    assert shares(noisy) == [DOUBT, DOUBT]
     # With batches of their own the ranks are data parallel, though one module of theirs takes no data.
     apart = [rank_prints({("a", FORWARD): (1, 2), ("b", FORWARD): (x, 4)}, batch=x) for x in (5, 6)]
     assert shares(apart) == [Share(2, 0), Share(1, 0)]
@@ -76,7 +76,7 @@ def test_one_batch_and_other_activations_at_equal_weights_leave_all_unknown() ->
 
 def test_a_forward_that_is_repeated_with_a_backward_that_is_not_is_unknown() -> None:
     ranks = [rank_prints({("a", FORWARD): (1, 2), ("a", BACKWARD): (x, 1), ("b", FORWARD): (3, x)}) for x in (5, 6)]
-    assert shares(ranks) == [None, None, Share(1, 0)]
+    assert shares(ranks) == [DOUBT, DOUBT, Share(1, 0)]
 
 
 class TestExchange:
@@ -142,6 +142,13 @@ class TestExchange:
         self.exchange(ranks)
         assert not ranks[0].applied(self.record("a")).repeats_known
         assert ranks[0].batch_disagrees
+
+    def test_a_doubt_stays_though_weights_drift_apart_and_later_steps_look_like_work_of_ones_own(self) -> None:
+        ranks = self.world([{("a", FORWARD): (x, 2)} for x in (5, 6)], [8, 8])
+        self.exchange(ranks)
+        self.count(ranks, [{("a", FORWARD): (x, x)} for x in (5, 6)], [8, 8], step=1)
+        self.exchange(ranks)
+        assert not ranks[0].applied(self.record("a")).repeats_known
 
     def test_ranks_that_do_all_the_same_on_one_batch_are_duplicates(self) -> None:
         ranks = self.world([{("a", FORWARD): (1, 2)}] * 2 + [{("a", FORWARD): (3, 2)}], [8, 8, 12])
