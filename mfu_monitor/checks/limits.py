@@ -259,6 +259,25 @@ def lower_bound(case: Case) -> Diagnosis | None:
     )
 
 
+def duplicate_data(case: Case) -> Diagnosis | None:
+    """Ranks do all of the same work on the same batch: they are paid for and give nothing."""
+    others = case.window.duplicate_ranks
+    if not others:
+        return None
+    ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others[:5]))}"
+    more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+    return Diagnosis(
+        code="duplicate_data",
+        severity="warning",
+        message=f"This rank reads the same batch as {ranks}{more} and does all of the same work on it: it counts once.",
+        evidence={"duplicate_ranks": tuple(others), "world_size": case.world_size},
+        likely_cause="The data loader does not divide the data by ranks: a DistributedSampler is missing, or all ranks "
+        "draw their data with one seed.",
+        fix="Give the loader a DistributedSampler, or each data-parallel rank a seed of its own; ranks of one "
+        "tensor-parallel group must share a batch, and the model must be split between them then.",
+    )
+
+
 def rate_is_none(case: Case) -> Diagnosis | None:
     """There is no MFU: say what is missing. Never 0.0, never infinity."""
     if case.mfu is not None and case.mfu > 0:
@@ -306,6 +325,7 @@ CHECKS: tuple[Callable[[Case], Diagnosis | None], ...] = (
     faster_than_bandwidth,
     rate_is_none,
     lower_bound,
+    duplicate_data,
     suspicious_mfu,
 )
 CHECK_CODES = tuple(check.__name__ for check in CHECKS)

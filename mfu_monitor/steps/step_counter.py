@@ -141,11 +141,6 @@ class StepCounter:
             warn(BATCHES_DISAGREE, MFUMonitorWarning)
 
     @property
-    def duplicates(self) -> tuple[int, ...]:
-        """Ranks that do all the work that this one does, on the same batch."""
-        return self._repeats.duplicates
-
-    @property
     def records(self) -> dict[Hashable, StepRecord]:
         """The latest count of each signature."""
         return {signature: e.record for signature, e in self.ledger.entries.items() if e.record is not None}
@@ -368,7 +363,7 @@ class StepCounter:
         share = repeats.batch or ALONE
         values = {name: 0 if not share.ranks else fields.get(name) for name in names}
         unique = {f"unique_{name}": None if value is None else share.of(value) for name, value in values.items()}
-        return unique | {"batches_known": repeats.batch is not None}
+        return unique | {"batches_known": repeats.batch is not None, "duplicate_ranks": repeats.duplicates}
 
     @guarded("padding")
     def _with_padding(self, fields: dict[str, Any]) -> dict[str, Any]:

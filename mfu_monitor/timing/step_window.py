@@ -60,6 +60,8 @@ class StepWindow(PlainTypes):
     unique_tokens: int | None = None
     """This rank's part of ``tokens`` where several ranks read the same batch: sums over ranks are the world's."""
     unique_samples: int | None = None
+    duplicate_ranks: tuple[int, ...] = ()
+    """Other ranks that did all the work that this one did, on the same batch."""
     batches_known: bool = True
     """False where it is not known which ranks read the same batch; the two fields above hold all then."""
     model_flops_by_precision: Mapping[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -188,6 +189,16 @@ def test_a_step_faster_than_its_bytes_over_the_bandwidth_is_an_error() -> None:
 def test_a_model_that_fits_in_the_cache_is_not_bound_by_the_bandwidth() -> None:
     tiny = reading(0.4, of=window(elapsed_s=1e-6), peak_bytes_per_s=3.35e12)
     assert check(tiny, parameter_bytes=100e6, gradient_bytes=100e6) == ()
+
+
+def test_ranks_that_do_all_the_same_on_one_batch_are_told_of_it() -> None:
+    with_others = reading(0.4)
+    window = dataclasses.replace(with_others.window, world_size=4, duplicate_ranks=(1, 3))
+    diagnosis = one(check(dataclasses.replace(with_others, window=window)), "duplicate_data")
+    assert diagnosis.severity == "warning"
+    assert "ranks 1, 3" in diagnosis.message
+    assert "DistributedSampler" in diagnosis.fix
+    assert "duplicate_data" not in codes(check(with_others))
 
 
 def test_a_lower_bound_names_the_operator_and_its_module() -> None:

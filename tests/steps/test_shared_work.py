@@ -294,6 +294,11 @@ def test_ranks_that_read_the_same_batch_do_the_model_once(two_ranks: list[dict[s
     for reading in _last_readings(two_ranks, without_sampler):
         assert _per_step(reading, "model_flops") == _per_step(reading, "repeated_flops") == MODEL_FLOPS
         assert _per_step(reading, "tokens") == TOKENS
+    told = [[d["code"] for kind, p in rank["without_sampler"] if kind == "diagnosis" for d in p["diagnoses"]]
+            for rank in two_ranks]  # fmt: skip
+    assert [codes.count("duplicate_data") for codes in told] == [1, 1]
+    told = [kind for rank in two_ranks for kind, _ in rank["tensor_parallel_mlp"] + rank["data_parallel"]]
+    assert "diagnosis" not in told
 
 
 def test_a_pipelines_first_window_holds_the_model_alone(two_ranks: list[dict[str, Any]]) -> None:
