@@ -17,7 +17,7 @@ from mfu_monitor.formulas.registry import operator_name
 from mfu_monitor.internals.dispatcher import schema_of
 from mfu_monitor.internals.tensors import sparse_parts, tensors_in
 
-__all__ = ["bytes_accessed", "tensor_bytes"]
+__all__ = ["bytes_accessed", "is_view", "tensor_bytes"]
 
 
 def bytes_accessed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -74,7 +74,7 @@ def _rule(func: Any) -> _Rule:
     if schema is None:
         return _Rule()
     name = operator_name(func)
-    if name in _METADATA or _is_view(func):
+    if name in _METADATA or is_view(func):
         return _Rule(is_free=True)
     names = tuple(a.name for a in schema.arguments)
     mutated = frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
@@ -87,7 +87,8 @@ def _rule(func: Any) -> _Rule:
     )
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
+    """True where every result is a part or another shape of an argument, so that nothing is moved."""
     if torch.Tag.inplace_view in func.tags:
         return True
     returns = schema_of(func).returns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from mfu_monitor.counting.eager_attention import split_by_attended
 from mfu_monitor.formulas.attention_flex import flex_backward_cost, flex_forward_cost
 from mfu_monitor.formulas.cost import OpCost
 from mfu_monitor.formulas.registry import bind_call, find_formula, is_ignored, operator_name
+from mfu_monitor.formulas.traffic import is_view, tensor_bytes
 from mfu_monitor.hardware.precision import matmul_precision
 from mfu_monitor.internals.dispatcher import schema_of
 
@@ -37,13 +39,6 @@ UNREAD_CONTENT = (
     "so its call is executed work and no model work"
 )
 _STRUCTURE = ("getitem", "self", "expression")
-_VIEWS = tuple(
-    f"aten.{name}"
-    for name in (
-        "reshape", "view", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "transpose", "t.",
-        "as_strided", "detach", "alias", "sym_",
-    )
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ def count_graph(
     decomposed, run.notes = decomposed_products(graph, values)
     priced: set[str] = set()
     for node in graph.nodes.values():
-        if node.target in _STRUCTURE or node.target.startswith(_VIEWS):
+        if node.target in _STRUCTURE or _is_view(node.target):
             continue
         is_fused = node.name in decomposed
         cost = OpCost(decomposed[node.name]) if is_fused else _cost_of(graph, node, values, run)
@@ -239,7 +234,7 @@ def _product(
         cost=cost,
         shapes=tuple(tuple(t.shape) for t in operands),
         precision=cost.precision or _precision(name, specs),
-        bytes_accessed=sum(t.numel() * t.element_size() for t in (*operands, *results)),
+        bytes_accessed=sum(map(tensor_bytes, (*operands, *results))),
         is_recomputed=is_recomputed,
         name=node.name,
         input_positions=_input_positions(graph, node),
@@ -278,29 +273,42 @@ def _output_position(graph: TextGraph, node: GraphNode) -> int | None:
 
 
 def _fused_bytes(graph: TextGraph, values: GraphValues, products: set[str]) -> int:
-    """Bytes that fused regions move:
-    what they read from inputs and products, what they hand to products and outputs.
+    """Bytes that fused regions move: what they read from inputs and products, what they hand to products and outputs.
+
+    In the precision that lies in memory: a cast inside a region moves nothing, one at its end is what is written.
     """
     quiet = {
         n.name for n in graph.nodes.values()
-        if n.name not in products and n.target not in _STRUCTURE and not n.target.startswith(_VIEWS)
+        if n.name not in products and n.target not in _STRUCTURE and not _is_view(n.target)
     }  # fmt: skip
     reads: set[str] = set()
     writes: set[str] = set()
     for node in graph.nodes.values():
-        for source in (_through_views(graph, name) for name in node.inputs):
+        for source in (_through_views(graph, name, casts=False) for name in node.inputs):
             if node.name in quiet and source not in quiet:
                 reads.add(source)
             if node.name in products and source in quiet:
                 writes.add(source)
-    writes |= {source for source in (_through_views(graph, name) for name in graph.outputs if name) if source in quiet}
+    results = (_through_views(graph, name, casts=False) for name in graph.outputs if name)
+    writes |= {source for source in results if source in quiet}
     tensors = [values.tensor(name) for name in (*reads, *writes)]
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    return sum(tensor_bytes(t) for t in tensors if t is not None)
 
 
-def _through_views(graph: TextGraph, name: str) -> str:
-    """The tensor that ``name`` is a view, a cast or a part of."""
-    steps = (*_VIEWS, "prims.convert_element_type", "getitem")
-    while name in graph.nodes and graph.nodes[name].target.startswith(steps) and graph.nodes[name].inputs:
-        name = graph.nodes[name].inputs[0]
+def _through_views(graph: TextGraph, name: str, *, casts: bool = True) -> str:
+    """The tensor that ``name`` is a view, a part or, if asked for, a cast of."""
+    while (node := graph.nodes.get(name)) is not None and node.inputs:
+        is_cast = casts and node.target.startswith("prims.convert_element_type")
+        if not (is_cast or node.target == "getitem" or _is_view(node.target)):
+            break
+        name = node.inputs[0]
     return name
+
+
+@functools.cache
+def _is_view(target: str) -> bool:
+    """True for views and sizes; ``slice_scatter`` and ``view_copy`` are none, whatever they begin with."""
+    operator = resolve_operator(target)
+    if operator is None or schema_of(operator) is None:
+        return False
+    return target.startswith(("aten.sym_", "aten._unsafe_view.")) or is_view(operator)
