@@ -83,8 +83,8 @@ $(COMPARE)/.installed: pyproject.toml constraints.txt
 	done
 	@touch $@
 
-faults: $(STAMP) ## Ctrl-C at every line of ours in a counted step; the tests take a sample of them
-	MFU_MONITOR_ALL_FAULTS=1 $(PYTEST) tests/test_interrupts.py tests/test_monitor_faults.py
+faults: $(STAMP) ## Errors, Ctrl-C and time limits at every function and line of ours; the tests take a sample of them
+	MFU_MONITOR_ALL_FAULTS=1 $(PYTEST) -n 2 tests/faults $(TEST_ARGS)
 
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py

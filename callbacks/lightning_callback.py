@@ -428,6 +428,14 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
                 trainer.progress_bar_metrics[name] = float(value)
 
     def _release(self) -> None:
+        """May be called again; Ctrl-C within keeps nothing from being undone."""
+        try:
+            self._let_go()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
         _WAITING.discard(self)
         while self._unwrap:
             self._unwrap[-1]()
@@ -435,9 +443,9 @@ class MFUMonitor(Guarded, _Callback):  # type: ignore[misc]  # the base depends 
         if (monitor := self._measuring) is None:
             return
         self._resume_all()
-        self._is_measuring = False
         monitor.abort_step()
         monitor.close()
+        self._is_measuring = False
         self._state, self._is_state_of_past_run = monitor.state_dict(), True
 
 

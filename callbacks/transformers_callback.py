@@ -272,12 +272,21 @@ class MFUCallback(Guarded, TrainerCallback):
         self._release()
 
     def _release(self) -> None:
+        """May be called again; Ctrl-C within keeps nothing from being undone, as no event follows it."""
+        try:
+            self._let_go()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
         while self._restore:
-            self._restore.pop()()
+            self._restore[-1]()
+            self._restore.pop()
         if (monitor := self._measuring) is not None:
-            self._is_measuring = self._is_in_step = False
             monitor.abort_step()
             monitor.close()
+            self._is_measuring = self._is_in_step = False
 
 
 def _window_of(state: Any, args: Any) -> int:

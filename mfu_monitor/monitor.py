@@ -60,6 +60,7 @@ _DRAIN_POLL_S = 0.005
 _SLOW_EVENT_S = 0.1
 _SLOW_SINK_S = 1.0
 """Of slow events in all, before a sink is called from another thread."""
+_TORN = "the window was interrupted while a step was added: its time and its FLOPs are not of the same steps"
 _STOP_POLL_S = 0.0005
 _STOP_WAIT_S = 300.0
 """For the ranks' agreement to stop, as long as for a collective: one rank may save a checkpoint meanwhile."""
@@ -178,6 +179,7 @@ class Monitor:
         self._stages = Stages()
         self._run_id = uuid.uuid4().hex[:12]  # of the system's randomness: no generator of training's is touched
         self._slow_s: dict[int, float] = {}
+        self._closed_sinks: list[Sink] = []
         self._clock, self._host_clock = clock, host_clock
         self._counting = StepCounter(
             model,
@@ -475,7 +477,7 @@ class Monitor:
             if fields is None:
                 break
             self._timed.popleft()
-            whole = replace(window, **fields)
+            whole = _whole(window, fields, held.steps)
             closed = ClosedWindow(whole, held.record, held.run_model_flops, run_wall_s)
             self._gather(closed)
         gathered = self._windows.gathered()
@@ -494,17 +496,27 @@ class Monitor:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
         if self._is_closed:
             return
-        self._is_closing = True
         try:
+            self._is_closing = True
             self._stages.always("monitor", self.abort_step)
             self._stages.always("monitor", self._report_the_rest)
-        finally:
-            self._is_closing = False
-            for _ in range(2):  # once more where stopping failed: nothing may stay behind
-                self._stages.always("probes", self._windows.stop_probes)
-            for sink in list(self._sinks):
+            self._let_go()
+        except BaseException:  # Ctrl-C within: what it kept from running runs now
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Leave nothing behind; may be called again after an attempt that was cut short."""
+        self._is_closing = False
+        self._stages.always("monitor", self.abort_step)
+        for _ in range(2):  # once more where stopping failed
+            self._stages.always("probes", self._windows.stop_probes)
+        for sink in list(self._sinks):
+            if sink not in self._closed_sinks:
                 self._with_sink(sink, sink.close)
-        self._is_closed = True  # last: what Ctrl-C cut short is done by the next close
+                self._closed_sinks.append(sink)
+        self._closed_sinks = []
+        self._is_closed = True
 
     def _report_the_rest(self) -> None:
         self.end_window()
@@ -692,6 +704,13 @@ class Monitor:
         self._next_step = next_step
         if self._reader.detector is not None and state.get("alerts"):
             self._reader.detector.load_state_dict(state["alerts"])
+
+
+def _whole(window: StepWindow, fields: Mapping[str, Any], steps: int | None) -> StepWindow:
+    """The window with what its steps held; without it where Ctrl-C struck between the two and they are not the same."""
+    if steps is None or steps == window.steps:
+        return replace(window, **fields)
+    return replace(window, invalid_reason=window.invalid_reason or _TORN)
 
 
 def _idle_copy(config: MonitorConfig) -> Monitor:

@@ -65,6 +65,8 @@ class WindowHeld:
     """Of all the run's steps up to here, counted ones too."""
     sums: Callable[[], dict[str, int | None] | None] | None = None
     """Gives the tokens that are not padding, once the device has added them up."""
+    steps: int | None = None
+    """Whose FLOPs and tokens these are; None where they are not known."""
 
 
 class StepCounter:
@@ -327,8 +329,10 @@ class StepCounter:
 
     def take_window(self) -> WindowHeld:
         """Close the window: what its steps held. Sums that are still on the device come with ``finished``."""
-        sums = self._take_padding()
-        return WindowHeld(self._take_fields() or {}, self.ledger.window_record, self._model_flops(), sums)
+        sums, steps = self._take_padding(), self.ledger.window_steps
+        fields = self._take_fields()
+        known = None if fields is None else steps
+        return WindowHeld(fields or {}, self.ledger.window_record, self._model_flops(), sums, known)
 
     @guarded("padding")
     def _take_padding(self) -> Callable[[], dict[str, int | None] | None] | None:

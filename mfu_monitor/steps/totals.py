@@ -255,6 +255,11 @@ class StepLedger:
         elif self._optimizer_steps is not None:
             self._optimizer_steps += optimizer_step
 
+    @property
+    def window_steps(self) -> int:
+        """Steps since the last window that are in it."""
+        return sum(entry.use.steps for entry in self._touched)
+
     def take_window(self) -> dict[str, Any]:
         """Close the window: its fields of ``StepWindow`` that are not time. The next one starts empty."""
         included = [(entry, entry.use.steps, entry.use.own_counts) for entry in self._touched if entry.use.steps]

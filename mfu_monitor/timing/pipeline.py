@@ -267,7 +267,7 @@ class WindowPipeline:
     def give_up(self, waited_s: float) -> None:
         """Training has ended: what has not come by now is reported without it, or lost."""
         self._take_alone()
-        if self._closed:
+        if self._closed and not self._stages.off:  # a failure that was told explains it
             lost = len(self._closed)
             message = f"{lost} windows are lost: the device had not finished them {waited_s:g} s after training ended"
             warn(message, MFUMonitorWarning)
