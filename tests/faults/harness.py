@@ -257,6 +257,7 @@ class Harness:
         """Every function and line that the loop runs, in a process that has run it before."""
         if loop not in self._places:
             self._bare[loop] = run(LOOPS[loop], self._folder, None)
+            gc.freeze()  # a trainer that collects garbage need not look through all of torch each time
             assert self._bare[loop].raised is None, self._bare[loop].raised
             for _ in range(2):
                 listing = Listing()
@@ -267,13 +268,20 @@ class Harness:
             self._places[loop] = listing.seen
         return self._places[loop]
 
-    def points(self, loop: str, kind: str) -> list[Point]:
-        """One point for each function and line: at the first time that it runs, or another one."""
+    def points(self, loop: str, kind: str, *, beyond: str | None = None) -> list[Point]:
+        """One point for each function and line: at the first time that it runs, or another one.
+
+        Args:
+            loop: the run.
+            kind: of the faults.
+            beyond: leave out what this other loop runs as well.
+        """
         chance = random.Random(0)
+        known = self.places(beyond) if beyond is not None else {}
         return [
             Point(loop, kind, place, chance.choice((1, 1, times, chance.randint(1, times))))
             for place, times in sorted(self.places(loop).items())
-            if kind != "error" or _can_fail(place)
+            if place not in known and (kind != "error" or _can_fail(place))
         ]
 
     def strike(self, point: Point) -> list[str] | None:
