@@ -134,9 +134,12 @@ def read_utilization(
     if exact is None and reason is None:
         reason = f"{window.model_flops} FLOPs in {window.rate_s} s at {world_peak} FLOP/s leave the range of numbers"
     palm = _scaled(exact, _world(window, "palm_model_flops"), _world(window, "model_flops"))
+    mfu = palm if convention == "palm" else exact
+    if mfu is None and reason is None:
+        reason = "attention as its full square was not counted, or its FLOPs leave the range of numbers"
     return UtilizationReading(
         window=window,
-        mfu=palm if convention == "palm" else exact,
+        mfu=mfu,
         hfu=_fraction(_world(window, "hardware_flops"), window.rate_s, world_peak, reason),
         mfu_palm=palm,
         **_weighted(window, peak, precision, reason),

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 import mfu_monitor as mm
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
+
+# The same examples in each run, so that a change and not chance decides; `make fuzz` draws others.
+settings.register_profile("same", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("free", max_examples=int(os.environ.get("MFU_MONITOR_FUZZ") or 100), deadline=None)
+settings.load_profile("free" if os.environ.get("MFU_MONITOR_FUZZ") else "same")
 
 
 class FakeClock:

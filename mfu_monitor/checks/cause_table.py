@@ -10,9 +10,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from mfu_monitor.checks.diagnosis import Diagnosis
-from mfu_monitor.checks.evidence import Case, finite
+from mfu_monitor.checks.evidence import Case, finite, or_none
 from mfu_monitor.checks.limits import HARD_LIMIT, PLAUSIBLE_MFU, SOFT_LIMIT, hard_limit, is_impossible
 from mfu_monitor.hardware.precision import active_precision
 from mfu_monitor.hardware.table import neighbours, rows_with_rate
@@ -96,12 +97,15 @@ class Cause:
 
 def find_causes(case: Case) -> list[Diagnosis]:
     """What explains the reading, the best supported first: by strength, then by how near the prediction came."""
-    tried = ((cause, attempt) for cause in CAUSES for attempt in cause.attempts(case))
-    found = [d for cause, attempt in tried if (d := _judged(case, cause, attempt)) is not None]
+    found = [d for cause in CAUSES for d in or_none(partial(_diagnoses, case, cause)) or ()]
     best: dict[str, Diagnosis] = {}
     for diagnosis in sorted(found, key=_order):
         best.setdefault(diagnosis.code, diagnosis)
     return list(best.values())
+
+
+def _diagnoses(case: Case, cause: Cause) -> list[Diagnosis]:
+    return [d for attempt in cause.attempts(case) if (d := _judged(case, cause, attempt)) is not None]
 
 
 def _order(diagnosis: Diagnosis) -> tuple[float, float]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mfu_monitor.checks.cause_table import find_causes
 from mfu_monitor.checks.diagnosis import Diagnosis
-from mfu_monitor.checks.evidence import Case, Evidence
+from mfu_monitor.checks.evidence import Case, Evidence, or_none
 from mfu_monitor.checks.limits import CHECKS
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
@@ -49,7 +50,7 @@ def check(
     case = Case.of(reading, record, peak, _evidence(evidence, more))
     causes = find_causes(case)
     named = [d for d in causes if d.severity != "note"]
-    checks = [_explained(d, named) for test in CHECKS if (d := test(case)) is not None]
+    checks = [_explained(d, named) for test in CHECKS if (d := or_none(partial(test, case))) is not None]
     notes = [d for d in causes if d.severity == "note"]
     return (*named, *checks, *notes)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mfu_monitor.counting.step_record import StepRecord
 from mfu_monitor.errors import ConfigurationError
@@ -16,6 +17,8 @@ from mfu_monitor.hardware.properties import DeviceProperties
 from mfu_monitor.hardware.table import PeakRow
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
+
+_Answer = TypeVar("_Answer")
 
 __all__ = ["Case", "Evidence", "finite"]
 
@@ -284,6 +287,14 @@ class Case:
     def _device_model_flops_per_s(self) -> float | None:
         flops, elapsed = self.window.model_flops, self.window.elapsed_s
         return flops / elapsed if flops and elapsed > 0 else _times(self.mfu, self.peak_flops_per_s or 0) or None
+
+
+def or_none(call: Callable[[], _Answer]) -> _Answer | None:
+    """The answer; None where a figure is beyond the range of floats, so that the check has nothing to say of it."""
+    try:
+        return call()
+    except ArithmeticError:
+        return None
 
 
 def _times(value: float | None, factor: float) -> float | None:

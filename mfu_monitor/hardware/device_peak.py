@@ -101,7 +101,10 @@ def weighted_flops_per_s(flops_by_precision: Mapping[str, float], peaks: Mapping
     ran = {precision: flops for precision, flops in flops_by_precision.items() if flops > 0}
     if not ran or any(not peaks.get(precision) for precision in ran):
         return None
-    return sum(ran.values()) / sum(flops / peaks[precision] for precision, flops in ran.items())
+    try:
+        return sum(ran.values()) / sum(flops / peaks[precision] for precision, flops in ran.items())
+    except (ZeroDivisionError, OverflowError):  # beyond the range of floats
+        return None
 
 
 def world_peak_flops_per_s(peaks: Iterable[float | None]) -> float | None:

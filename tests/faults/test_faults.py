@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from .harness import Harness
 from .loops import Opaque
 
 IS_ALL = "MFU_MONITOR_ALL_FAULTS" in os.environ
-PARTS = 8
+PARTS = 16
 SAMPLE = {
     ("plain", "error"): 150,
     ("plain", "interrupt"): 110,
@@ -31,7 +31,7 @@ SAMPLE = {
 ALL = [*SAMPLE, ("compiled", "error"), ("compiled", "interrupt")]
 BEYOND = {"compiled": "plain"}
 """The same loop around compiled code: what it runs besides."""
-CASES = [(*case, part) for case in ALL for part in range(PARTS)] if IS_ALL else [(*case, 0) for case in SAMPLE]
+CASES = [(*case, part) for part in range(PARTS) for case in ALL] if IS_ALL else [(*case, 0) for case in SAMPLE]
 
 pytestmark = [
     pytest.mark.skipif(sys.gettrace() is not None, reason="another tool traces this process"),
@@ -50,7 +50,7 @@ def formula() -> Iterator[None]:
 
 @pytest.mark.parametrize(("loop", "kind", "part"), CASES)
 def test_a_fault_at_any_function_or_line_reaches_nobody_and_leaves_nothing(
-    loop: str, kind: str, part: int, tmp_path: Path
+    loop: str, kind: str, part: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     harness = Harness(tmp_path)
     points = harness.points(loop, kind, beyond=BEYOND.get(loop))
@@ -61,5 +61,8 @@ def test_a_fault_at_any_function_or_line_reaches_nobody_and_leaves_nothing(
         faults = harness.strike(point)
         struck += faults is not None
         broken += [f"{point}: {', '.join(faults)}"] if faults else []
+    record_property("points", len(points))
+    record_property("struck", struck)
+    record_property("broken", len(broken))
     assert not broken, "\n".join(broken)
     assert struck > 0.9 * len(points)
