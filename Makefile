@@ -15,12 +15,13 @@ TORCH_ENV := .venv-torch-$(TORCH)$(addprefix -lightning-,$(LIGHTNING))$(addprefi
 COMPARE := .venv-compare
 COUNTERS := deepspeed==0.19.8 calflops==0.3.2 thop==0.1.1.post2209072238 ptflops==0.7.5
 TYPING := build/typing
+EXAMPLES ?= 500
 # One thread each: two test workers on two cores, and timings that do not depend on a thread pool.
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare faults bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare faults soak fuzz bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,7 +85,15 @@ $(COMPARE)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 faults: $(STAMP) ## Errors, Ctrl-C and time limits at every function and line of ours; the tests take a sample of them
-	MFU_MONITOR_ALL_FAULTS=1 $(PYTEST) -n 2 tests/faults $(TEST_ARGS)
+	status=0; MFU_MONITOR_ALL_FAULTS=1 $(PYTEST) -n 2 --junitxml=build/faults.xml tests/faults $(TEST_ARGS) || status=$$?; \
+	  $(BIN)/python tests/benchmarks/reliability.py faults build/faults.xml; exit $$status
+
+soak: $(STAMP) ## 200,000 replayed steps, 2,000 counted ones and 10,000 shapes: memory, descriptors and threads stay flat
+	$(TEST_ENV) $(BIN)/python tests/benchmarks/reliability.py soak
+
+fuzz: $(STAMP) ## Ever new files, command lines, names, batches and figures: make fuzz EXAMPLES=2000
+	status=0; MFU_MONITOR_FUZZ=$(EXAMPLES) $(PYTEST) -n 2 --junitxml=build/fuzz.xml tests/fuzz $(TEST_ARGS) || status=$$?; \
+	  MFU_MONITOR_FUZZ=$(EXAMPLES) $(BIN)/python tests/benchmarks/reliability.py fuzz build/fuzz.xml; exit $$status
 
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py

@@ -31,6 +31,7 @@ __all__ = [
     "UncountedWorkWarning",
     "guarded",
     "guarded_hook",
+    "ignored",
     "must_pass",
     "text_of",
     "trace_of",
@@ -94,6 +95,16 @@ def must_pass(error: BaseException) -> bool:
     return False
 
 
+class ignored(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as contextlib.suppress does
+    """``contextlib.suppress``, but for what must reach the user: a time limit is often a ``TimeoutError``."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        return isinstance(error, self._kinds) and not must_pass(error)
+
+
 def _is_signal_handler(frame: FrameType) -> bool:
     """By how it was called, ``handler(number, interrupted frame)``, or by its name in ``signal``'s table."""
     code, interrupted = frame.f_code, frame.f_back
@@ -147,7 +158,7 @@ def warn(message: str, category: type[MFUMonitorWarning]) -> None:
     except Exception as failure:  # warnings as errors, or a hook that fails
         if must_pass(failure):
             raise
-        with contextlib.suppress(Exception):
+        with ignored(Exception):
             _log.warning("%s: %s", category.__name__, message)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mfu_monitor.errors import must_pass
+
 __all__ = ["CpuDescription", "CpuPeakRange", "cpu_peak_range", "describe_cpu", "read_cpu"]
 
 
@@ -165,7 +167,9 @@ def read_cpu() -> CpuDescription:
     """Describe this machine's processor; an empty description where the system does not say."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
+    except OSError as error:
+        if must_pass(error):
+            raise
         return CpuDescription()
     allowed = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cpu = describe_cpu(text, allowed_cpus=allowed, high_clock_hz=_boost_clock_hz())
@@ -178,7 +182,9 @@ def read_cpu() -> CpuDescription:
 def _boost_clock_hz() -> float | None:
     try:
         return float(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text(encoding="utf-8")) * 1e3
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if must_pass(error):
+            raise
         return None
 
 
@@ -188,11 +194,14 @@ def _cgroup_cores() -> float | None:
     try:
         quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()[:2]
         return None if quota == "max" else float(quota) / float(period)
-    except (OSError, ValueError):
-        pass
+    except (OSError, ValueError) as error:
+        if must_pass(error):
+            raise
     try:
         quota_us = float((root / "cpu/cpu.cfs_quota_us").read_text(encoding="utf-8"))
         period_us = float((root / "cpu/cpu.cfs_period_us").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if must_pass(error):
+            raise
         return None
     return quota_us / period_us if quota_us > 0 else None

@@ -5,7 +5,6 @@ A measured peak is a floor of the true one: a fraction of it says by its source 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -20,7 +19,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning
+from mfu_monitor.errors import ConfigurationError, PeakUnknownWarning, ignored, must_pass
 from mfu_monitor.hardware.detect import device_peak
 from mfu_monitor.hardware.device_peak import LEAST_PEAK_FLOPS_PER_S, DevicePeak
 from mfu_monitor.hardware.matmul_rate import (
@@ -230,7 +229,9 @@ def load_measurement(key: Mapping[str, Any]) -> dict[str, Any] | None:
     """The measurement saved under exactly this key; None if there is none, or none that this device can have made."""
     try:
         content = json.loads(_path(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        if must_pass(error):
+            raise
         return None
     is_ours = isinstance(content, dict) and content.get("key") == dict(key) and _is_sound(key, content)
     return content if is_ours else None
@@ -284,14 +285,18 @@ def save_measurement(key: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    except OSError:
+    except OSError as error:
+        if must_pass(error):
+            raise
         return False
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump({**values, "key": dict(key)}, file, indent=1)
         os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
+    except OSError as error:
+        if must_pass(error):
+            raise
+        with ignored(OSError):
             os.unlink(temporary)
         return False
     return True

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.errors import must_pass
+
 __all__ = ["NvmlReading", "read_nvml"]
 
 # Bits of nvmlClocksEventReasons; https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -62,11 +64,15 @@ def read_nvml(device: torch.device) -> NvmlReading | None:
         nvml: Any = importlib.import_module("pynvml")
         uuid = torch.cuda.get_device_properties(device).uuid
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  (no extra, no driver, no such property: all mean "unknown")
+    except Exception as error:  # no extra, no driver, no such property: all mean "unknown"
+        if must_pass(error):
+            raise
         return None
     try:
         return _reading(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-    except Exception:  # noqa: BLE001  (NVMLError derives from Exception only)
+    except Exception as error:  # NVMLError derives from Exception only
+        if must_pass(error):
+            raise
         return None
     finally:
         nvml.nvmlShutdown()
@@ -93,7 +99,9 @@ def _reading(nvml: Any, handle: Any) -> NvmlReading:
 def _or_none(ask: Callable[[], float]) -> float | None:
     try:
         return ask()
-    except Exception:  # noqa: BLE001  (a query this driver or part does not support)
+    except Exception as error:  # a query this driver or part does not support
+        if must_pass(error):
+            raise
         return None
 
 

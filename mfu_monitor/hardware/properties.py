@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.errors import must_pass
+
 __all__ = ["DeviceProperties", "read_properties"]
 
 _XE_VECTOR_ENGINES_PER_CORE = (
@@ -45,7 +47,9 @@ def read_properties(device: torch.device) -> DeviceProperties | None:
     readers = {"cuda": _read_cuda, "xpu": _read_xpu, "mps": _read_mps, "cpu": _read_cpu}
     try:
         return readers.get(device.type, _read_other)(device)
-    except Exception:  # noqa: BLE001  (a broken driver raises whatever it likes; unknown is None)
+    except Exception as error:  # a broken driver raises whatever it likes; unknown is None
+        if must_pass(error):
+            raise
         return None
 
 
@@ -93,8 +97,9 @@ def _cpu_model_name() -> str:
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    except OSError as error:
+        if must_pass(error):
+            raise
     return platform.processor() or platform.machine() or "CPU"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mfu_monitor.errors import ignored, must_pass
 from mfu_monitor.hardware.nvml import NvmlReading, read_nvml
 
 __all__ = ["GcPauseMeter", "TrainingProbes", "allocation_retries", "cpu_wait_s_by_thread"]
@@ -92,10 +93,12 @@ def cpu_wait_s_by_thread(tasks: Path = Path("/proc/self/task")) -> dict[int, flo
     waits: dict[int, float] = {}
     try:
         threads = list(tasks.iterdir())
-    except OSError:
+    except OSError as error:
+        if must_pass(error):
+            raise
         return None
     for thread in threads:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end while we read
+        with ignored(OSError, ValueError, IndexError):  # a thread may end while we read
             waits[int(thread.name)] = int((thread / "schedstat").read_text().split()[1]) / 1e9
     return waits or None
 
@@ -146,7 +149,7 @@ class TrainingProbes:
         self._gc.stop()
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            with contextlib.suppress(Exception):
+            with ignored(Exception):
                 nvml.nvmlShutdown()
 
     def discard(self) -> None:
@@ -206,7 +209,9 @@ def _hold_nvml(device: torch.device | None) -> Any:
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  # no extra, no driver: the readings will say unknown
+    except Exception as error:  # no extra, no driver: the readings will say unknown
+        if must_pass(error):
+            raise
         return None
     return nvml
 
