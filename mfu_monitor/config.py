@@ -110,6 +110,8 @@ class MonitorConfig:
         resolve_alerts(self.alerts)
         resolve_callable("on_alert", self.on_alert)
         _check_webhook(self.webhook)
+        if self.webhook is not None:
+            object.__setattr__(self, "webhook", _HiddenText(self.webhook))
         _check_overhead(self.max_overhead)
         for key, allowed in _CHOICES.items():
             _check_choice(key, getattr(self, key), allowed)
@@ -183,6 +185,15 @@ def _check_positive_number(key: str, value: Any) -> None:
 def _check_name(key: str, value: Any, what: str, example: str) -> None:
     if value is not None and not isinstance(value, str):
         raise _refuse(key, value, f"{what}, or None", example)
+
+
+class _HiddenText(str):
+    """A text that no listing of the options shows (``vars``, ``dataclasses.asdict``): who knows it can post there."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<hidden>"
 
 
 def _check_webhook(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,10 @@ def test_changed_options_are_checked_again() -> None:
     assert config.with_options({"count": "every_step"}).log_every_n_steps == 5
     with pytest.raises(ConfigurationError):
         config.with_options({"count": "never"})
+
+
+def test_no_listing_of_the_options_shows_the_address_of_a_webhook() -> None:
+    config = MonitorConfig(webhook="https://example.org/SECRET")
+    assert config.webhook == "https://example.org/SECRET"
+    for text in (repr(config), str(vars(config)), str(dataclasses.asdict(config))):
+        assert "SECRET" not in text

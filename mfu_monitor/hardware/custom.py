@@ -18,6 +18,7 @@ __all__ = ["find_custom_device", "load_custom_devices", "positive_rate"]
 
 _REQUIRED = ("device_names", "flops_per_s")
 _ALLOWED = (*_REQUIRED, "bytes_per_s", "source", "notes")
+_LONGEST_TEXT, _LONGEST_NAME = 2000, 200
 _MOST_BYTES = 2**20  # a device takes some hundred bytes
 _EXAMPLE = "devices: [{device_names: ['My Card'], flops_per_s: {bf16: 400.0e+12}, bytes_per_s: 2.0e+12}]"
 
@@ -59,9 +60,10 @@ def _entries(path: str | Path) -> list[Any]:
 def _device(entry: Any, where: str) -> tuple[tuple[str, ...], DevicePeak]:
     _check_keys(entry, where)
     names = entry["device_names"]
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not names or not all(_is_name(name) for name in names):
         raise ConfigurationError(
-            f"{where}: device_names must be a list of names, got {_short(names)}; example: {_EXAMPLE}"
+            f"{where}: device_names must be a list of names of up to {_LONGEST_NAME} characters, got {_short(names)}; "
+            f"example: {_EXAMPLE}"
         )
     rates = entry["flops_per_s"]
     if not isinstance(rates, Mapping) or not rates:
@@ -69,17 +71,29 @@ def _device(entry: Any, where: str) -> tuple[tuple[str, ...], DevicePeak]:
             f"{where}: flops_per_s must map precisions to FLOP/s, got {_short(rates)}; example: {_EXAMPLE}"
         )
     bandwidth = entry.get("bytes_per_s")
-    notes = entry.get("notes")
+    source, notes = _text(entry, "source", where), _text(entry, "notes", where)
     return tuple(names), DevicePeak(
         device_name=names[0],
         flops_per_s_by_precision={
             literal_precision(p): positive_rate(rate, f"{where}, {p}") for p, rate in rates.items()
         },
         bytes_per_s=None if bandwidth is None else positive_rate(bandwidth, f"{where}, bytes_per_s"),
-        source=f"user file: {entry.get('source') or where}",
+        source=f"user file: {source or where}",
         confidence="user",
-        notes=(str(notes),) if notes else (),
+        notes=(notes,) if notes else (),
     )
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+
+
+def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
+    """Text and numbers alone: the text of a list of aliases of lists can be larger than any memory."""
+    value = entry.get(key)
+    if not isinstance(value, str | int | float | None):
+        raise ConfigurationError(f"{where}: {key} must be a text, got {_short(value)}; example: {_EXAMPLE}")
+    return "" if value is None else str(value)[:_LONGEST_TEXT]
 
 
 def _check_keys(entry: Any, where: str) -> None:

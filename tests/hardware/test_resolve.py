@@ -192,3 +192,16 @@ def test_a_device_file_that_is_deep_or_large_is_one_error(tmp_path: Path, conten
     with pytest.raises(ConfigurationError) as error:
         resolve_peak(path, "cpu")
     assert len(str(error.value)) < 2000
+
+
+def test_a_file_of_aliases_of_aliases_is_refused_and_not_written_out(tmp_path: Path) -> None:
+    levels = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    path = tmp_path / "devices.yaml"
+    path.write_text(
+        f"a0: &a0 x\n{levels}\ndevices: [{{device_names: [y], flops_per_s: {{bf16: 1.0e+12}}, notes: *a11}}]\n"
+    )
+    with pytest.raises(ConfigurationError, match="notes must be a text"):
+        load_custom_devices(path)
+    path.write_text(f"devices: [{{device_names: [{'y' * 1000}], flops_per_s: {{bf16: 1.0e+12}}}}]\n")
+    with pytest.raises(ConfigurationError, match="names of up to 200 characters"):
+        load_custom_devices(path)
