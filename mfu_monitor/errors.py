@@ -174,18 +174,18 @@ class Stages:
 
     def __init__(self) -> None:
         self.off: set[str] = set()
-        self._told: set[tuple[Any, ...]] = set()
+        self._told: dict[tuple[type, str], tuple[str, int] | None] = {}
 
     def fail(self, stage: str, error: BaseException) -> None:
         """Turn a stage off, with a warning for each fault: one that turns several stages off is told once."""
         if stage in self.off:
             return
         self.off.add(stage)
-        fault = (type(error), text_of(error), _place_of(error))
-        if fault in self._told:
+        fault, place = (type(error), text_of(error)), _place_of(error)
+        if fault in self._told and (place is None or self._told[fault] in (None, place)):
             _log.info("mfu_monitor turned its stage %r off for the same reason as the one before", stage)
             return
-        self._told.add(fault)
+        self._told[fault] = place
         warn(
             f"mfu_monitor turned its stage {stage!r} off after {type(error).__name__}: {text_of(error)}. Training goes "
             f"on; what this stage gives is missing from here on. {_next_action(stage)}\n{trace_of(error)}",

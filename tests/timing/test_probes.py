@@ -63,14 +63,14 @@ def test_no_line_of_python_runs_at_a_collection_so_that_no_interruption_is_lost_
     meter, seen = GcPauseMeter(), []
     meter.start()
     before = meter.collections
-    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None)
+    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_filename) if event == "call" else None)
     try:
         gc.collect()
     finally:
         sys.setprofile(None)
         meter.stop()
     assert meter.collections == before + 1
-    assert seen == []
+    assert [name for name in seen if "mfu_monitor" in name] == []  # other tools have callbacks of their own
 
 
 def test_allocation_retries_are_read_for_a_cuda_device_only(monkeypatch: pytest.MonkeyPatch) -> None:
