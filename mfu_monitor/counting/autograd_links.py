@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-from mfu_monitor.internals.autograd_state import next_sequence_nr, running_node, sequence_nr
+from mfu_monitor.internals.autograd_state import next_sequence_nr, sequence_nr
+from mfu_monitor.internals.facts import unguarded
 
 __all__ = ["ForwardLink", "SequenceLinks"]
 
@@ -35,29 +37,32 @@ class SequenceLinks:
 
     def __init__(self) -> None:
         self._links: dict[int, list[ForwardLink]] = {}
+        self._next_number = unguarded(next_sequence_nr)
+
+    def wants_link(self) -> bool:
+        """True where the operator that runs now is the first under its number, and so may have made the node."""
+        thread = threading.get_ident()
+        return all([known.thread != thread for known in self._links.get(self._next_number() - 1, ())])  # noqa: C419
 
     def add(self, link: ForwardLink) -> ForwardLink:
         """Tie ``link`` to the node of the operator that runs now; the first operator under a number made the node."""
         link.thread = threading.get_ident()
-        candidates = self._links.setdefault(next_sequence_nr() - 1, [])
+        candidates = self._links.setdefault(self._next_number() - 1, [])
         if not any(known.thread == link.thread for known in candidates):
             candidates.append(link)
         return link
 
-    def of_current_node(self) -> ForwardLink | None:
+    def of_node(self, node: Any) -> ForwardLink | None:
         """The forward operator of the autograd node that the engine executes now; None where it is not known."""
-        node = running_node()
-        if node is None:
-            return None
-        candidates = self._links.get(sequence_nr(node), [])
-        return _best_match(candidates, node.name())
+        candidates = None if node is None else self._links.get(sequence_nr(node))
+        return _best_match(candidates, node) if candidates else None
 
 
-def _best_match(candidates: list[ForwardLink], node_name: str) -> ForwardLink | None:
+def _best_match(candidates: list[ForwardLink], node: Any) -> ForwardLink:
     """Sequence numbers are per thread: where a device's backward thread made one too, the operator's name decides."""
-    if len(candidates) <= 1:
-        return candidates[0] if candidates else None
-    wanted = _letters(node_name.rpartition("::")[2])
+    if len(candidates) == 1:
+        return candidates[0]
+    wanted = _letters(node.name().rpartition("::")[2])
     for link in candidates:
         if wanted.startswith(_letters(link.op.rpartition("::")[2])):
             return link

@@ -178,6 +178,7 @@ class _Installed:
             stack.callback(observer.opaque.detach)
             stack.callback(observer.opaque_backward.detach)
             stack.callback(_CONSTRUCTORS.detach, self)
+            stack.callback(observer.release)
             stack.callback(self._leave_mode, observer)
         _active.discard(self)
 

@@ -7,15 +7,16 @@ that gets the cast weight may be hidden all the same. ``empty_like`` makes room,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from mfu_monitor.counting.calls import Call
 from mfu_monitor.counting.module_names import clean_fqn
 from mfu_monitor.counting.step_record import UncoveredParameter
-from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.counting.storages import Storages
 from mfu_monitor.internals.tensors import storage_id
 
 __all__ = ["ParameterCoverage"]
@@ -32,46 +33,34 @@ class ParameterCoverage:
         self._multiplied_by = _multiplied_by(model)
         self._touched: set[str] = set()
         self._with_gradient: set[str] = set()
-        self._forms: ByStorage[frozenset[str]] = ByStorage()
-        """Casts and the like: the parameters that a storage was made of."""
+        self.storages = Storages(self._owner)
 
     def module_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the module that multiplies by a parameter; None for any other tensor."""
         return self._multiplied_by.get(storage_id(tensor))
 
-    def saw(
-        self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, is_product: bool
-    ) -> None:
+    def saw(self, call: Call) -> None:
         """An operator of the forward or backward pass ran."""
-        if not self._owner or _makes_room(op):
+        if not call.takes_parameters or call.operator.has_shape_only:
             return
-        names = [self._parameters_of(t) for t in operands]
-        owned = frozenset().union(*names)
-        if not owned:
+        names = frozenset[str]().union(*(facts.parameters for facts in call.taken))
+        meets_data = any(not f.parameters and t.numel() > 1 for t, f in zip(call.operands, call.taken, strict=True))
+        if call.operator.formula is not None or meets_data or all(t.numel() <= 1 for t in call.outputs):
+            self._touched |= names
             return
-        meets_data = any(not n and t.numel() > 1 for n, t in zip(names, operands, strict=True))
-        if is_product or meets_data or all(t.numel() <= 1 for t in outputs):
-            self._touched |= owned
-            return
-        for output in outputs:
-            if storage_id(output) not in self._owner:
-                self._forms.set(output, owned)
+        for facts in call.given:
+            if not facts.is_parameter:
+                facts.parameters = names
 
     def touch(self, tensors: Iterable[torch.Tensor]) -> None:
         """What is known to be counted as a whole used these tensors."""
         if self._owner:
-            self._touched.update(name for t in tensors for name in self._parameters_of(t))
+            self._touched.update(name for facts in self.storages.of_all(tensors) for name in facts.parameters)
 
-    def _parameters_of(self, tensor: torch.Tensor) -> frozenset[str]:
-        owner = self._owner.get(storage_id(tensor))
-        return frozenset((owner,)) if owner is not None else self._forms.get(tensor) or frozenset()
-
-    def saw_gradient(self, node: object) -> None:
-        """The autograd engine accumulates a gradient; ``node`` is an ``AccumulateGrad`` or anything else."""
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            owners = (self._owner.get(address) for address in _addresses(variable))
-            self._with_gradient.update(name for name in owners if name is not None)
+    def saw_gradient(self, parameter: torch.Tensor) -> None:
+        """The autograd engine accumulates a gradient."""
+        owners = (self._owner.get(address) for address in _addresses(parameter))
+        self._with_gradient.update(name for name in owners if name is not None)
 
     def cover(self, module: nn.Module) -> None:
         """A formula counted this module as a whole."""
@@ -86,11 +75,6 @@ class ParameterCoverage:
             for name, numel in self._sizes.items()
             if name in self._with_gradient - self._touched
         )
-
-
-def _makes_room(op: str) -> bool:
-    bare = op.rpartition("::")[2]
-    return bare.endswith("_like") or bare.startswith("new_")
 
 
 def _multiplied_by(model: nn.Module | None) -> dict[int, str]:

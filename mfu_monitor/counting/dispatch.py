@@ -8,11 +8,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Protocol
 
-from mfu_monitor.formulas.registry import find_formula, operator_name
+from mfu_monitor.counting.calls import Operator, operator_of
 from mfu_monitor.internals.dispatcher import (
     ModeSeat,
     as_dispatch_mode,
-    is_composite,
     modes_on_stack,
     remove_mode,
     runs_composite,
@@ -25,7 +24,7 @@ __all__ = ["CountingMode", "Observer", "drop_strays"]
 class Observer(Protocol):
     """Is shown every operator after it ran."""
 
-    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def saw(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran with these arguments and gave this output."""
 
     def failed(self, fault: BaseException) -> None:
@@ -81,13 +80,16 @@ class CountingMode:
         observer = self._observer
         if observer is None:
             return func(*args, **kwargs)
-        if any(_desugars(t) for t in types):
+        if types and any(_desugars(t) for t in types):
             # DTensor, jagged tensors and the like turn this call into calls on the local parts: count those.
             return NotImplemented
+        operator, must_decompose = None, False
         try:
-            must_decompose = _must_decompose(func, args, kwargs)
+            operator = operator_of(func)
+            # Composite operators reach the dispatcher whole in inference mode; their parts are what we count. Where the
+            # device has a kernel of its own that one runs as it would without us: the composition rounds otherwise.
+            must_decompose = operator.may_decompose and runs_composite(func, tensors_in(args, kwargs))
         except BaseException as fault:  # noqa: BLE001  (the user's step goes on, unless it is told otherwise)
-            must_decompose = False
             observer.failed(fault)
         if must_decompose:
             with ModeSeat(self):
@@ -96,7 +98,8 @@ class CountingMode:
                 return output
         output = func(*args, **kwargs)
         try:
-            observer.saw(func, args, kwargs, output)
+            if operator is not None:
+                observer.saw(operator, args, kwargs, output)
         except BaseException as fault:  # noqa: BLE001  (the user's step goes on, unless it is told otherwise)
             observer.failed(fault)
         return output
@@ -112,13 +115,3 @@ def drop_strays() -> None:
 @cache
 def _desugars(tensor_type: type) -> bool:
     return hasattr(tensor_type, "__tensor_flatten__")
-
-
-def _must_decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Composite operators reach the dispatcher whole in inference mode; their parts are what we count.
-
-    Where the device has a kernel of its own that one runs as it would without us: the composition rounds otherwise.
-    """
-    if not is_composite(func) or find_formula(operator_name(func)) is not None:
-        return False
-    return runs_composite(func, tensors_in(args, kwargs))

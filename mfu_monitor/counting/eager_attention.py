@@ -9,10 +9,10 @@ softmax; there the stack says that it is attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -20,14 +20,15 @@ from torch.nn import functional
 from mfu_monitor.counting.autograd_links import ForwardLink
 from mfu_monitor.counting.frames import runs_inside
 from mfu_monitor.counting.ledger import Entry
-from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.counting.storages import StorageFacts
 from mfu_monitor.formulas.attention_cost import UNREADABLE_MASK_NOTE
 from mfu_monitor.formulas.attention_masks import attended_pairs_of_scores
 from mfu_monitor.formulas.cost import OpCost
 
-__all__ = ["MathAttention", "split_by_attended"]
+if TYPE_CHECKING:
+    from mfu_monitor.counting.calls import Call
 
-T = TypeVar("T")
+__all__ = ["FOLLOWED", "MathAttention", "Product", "Weights", "split_by_attended"]
 
 SOFTMAX = "aten::_safe_softmax"
 PLAIN_SOFTMAX = "aten::_softmax"
@@ -36,6 +37,8 @@ SCORE_STEPS = frozenset({"aten::add", "aten::add_", "aten::where", "aten::masked
 MASKINGS = SCORE_STEPS - {"aten::mul", "aten::div"}
 PROBABILITY_STEPS = frozenset({"aten::native_dropout", "aten::mul", "aten::mul_", "aten::div_", "aten::_to_copy"})
 MASK_STEPS = frozenset({"aten::where", "aten::_to_copy", "aten::logical_not"})
+FOLLOWED = SCORE_STEPS | PROBABILITY_STEPS | MASK_STEPS | {SOFTMAX, PLAIN_SOFTMAX, "aten::tril"}
+"""All operators beside products that may be part of attention."""
 
 
 @dataclass(slots=True)
@@ -73,38 +76,37 @@ class MathAttention:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._products: ByStorage[Product] = ByStorage()
-        self._probabilities: ByStorage[Weights] = ByStorage()
-        self._lower_triangles: ByStorage[Fraction] = ByStorage()
-        """Share of True in masks made by ``ones().tril()``: known also where there is no content (meta tensors)."""
 
-    def saw_product(self, product: Product, operands: Sequence[torch.Tensor], output: torch.Tensor | None) -> None:
+    def saw_product(self, product: Product, call: Call) -> None:
         """A batched product ran: price it if it takes attention probabilities, else remember its result."""
-        weights = self._probabilities.first(operands)
+        weights = _weights(call.taken)
         if weights is not None and (not weights.is_of_layer or runs_inside(functional.multi_head_attention_forward)):
             _price(product, weights.share)
-        elif output is not None:
-            self._products.set(output, product)
+        elif call.given:
+            call.given[0].product = product
 
-    def saw_other(
-        self, op: str, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], arguments: Sequence[Any] = ()
-    ) -> None:
+    def saw_other(self, call: Call) -> None:
         """Any other operator ran: follow the chain from its operands to its outputs."""
-        if op == "aten::tril" and operands and outputs:
-            self._saw_lower_triangle(operands[0], outputs[0], arguments)
-        elif op == SOFTMAX or (op == PLAIN_SOFTMAX and self._is_of_attention_layer(operands)):
-            self._saw_softmax(operands[0], outputs[0], is_of_layer=op == PLAIN_SOFTMAX)
-        elif op in SCORE_STEPS and (product := self._products.first(operands)) is not None:
-            self._follow(self._products, product, outputs)
+        op = call.operator.name
+        if op == "aten::tril" and call.operands and call.outputs:
+            self._saw_lower_triangle(call)
+        elif op == SOFTMAX or (op == PLAIN_SOFTMAX and self._is_of_attention_layer(call)):
+            self._saw_softmax(call, is_of_layer=op == PLAIN_SOFTMAX)
+        elif op in SCORE_STEPS and (product := _product(call.taken)) is not None:
+            for facts in call.given:
+                facts.product = product
             if op in MASKINGS:
-                product.mask_share, product.is_masked = self._lower_triangles.first(operands), True
-        elif op in PROBABILITY_STEPS and (weights := self._probabilities.first(operands)) is not None:
-            self._follow(self._probabilities, weights, outputs)
-        elif op in MASK_STEPS and (share := self._lower_triangles.first(operands)) is not None:
-            self._follow(self._lower_triangles, share, outputs)
+                product.mask_share, product.is_masked = _lower_triangle(call.taken), True
+        elif op in PROBABILITY_STEPS and (weights := _weights(call.taken)) is not None:
+            for facts in call.given:
+                facts.weights = weights
+        elif op in MASK_STEPS and (share := _lower_triangle(call.taken)) is not None:
+            for facts in call.given:
+                facts.lower_triangle = share
 
-    def _is_of_attention_layer(self, operands: Sequence[torch.Tensor]) -> bool:
-        return self._products.first(operands) is not None and runs_inside(functional.multi_head_attention_forward)
+    @staticmethod
+    def _is_of_attention_layer(call: Call) -> bool:
+        return _product(call.taken) is not None and runs_inside(functional.multi_head_attention_forward)
 
     def _share_without_contents(self, product: Product | None) -> Fraction:
         if product is not None and product.mask_share is not None:
@@ -114,25 +116,33 @@ class MathAttention:
         return Fraction(1)
 
     @staticmethod
-    def _follow(table: ByStorage[T], value: T, outputs: Iterable[torch.Tensor]) -> None:
-        for output in outputs:
-            table.set(output, value)
-
-    def _saw_lower_triangle(self, square: torch.Tensor, kept: torch.Tensor, arguments: Sequence[Any]) -> None:
-        diagonal = arguments[1] if len(arguments) > 1 else 0
-        share = _lower_triangle_share(square)
+    def _saw_lower_triangle(call: Call) -> None:
+        diagonal = call.args[1] if len(call.args) > 1 else 0
+        share = _lower_triangle_share(call.operands[0])
         if diagonal == 0 and share is not None:
-            self._lower_triangles.set(kept, share)
+            call.given[0].lower_triangle = share
 
-    def _saw_softmax(self, scores: torch.Tensor, probabilities: torch.Tensor, *, is_of_layer: bool) -> None:
-        product = self._products.get(scores)
+    def _saw_softmax(self, call: Call, *, is_of_layer: bool) -> None:
+        scores, product = call.operands[0], call.taken[0].product
         is_free = product is not None and not product.is_masked and product.entry.op != "aten::baddbmm"
         share = Fraction(1) if is_free else _attended_share(scores)
         if share is None:
             share = self._share_without_contents(product)
         if product is not None:
             _price(product, share)
-        self._probabilities.set(probabilities, Weights(share, is_of_layer))
+        call.given[0].weights = Weights(share, is_of_layer)
+
+
+def _product(taken: Iterable[StorageFacts]) -> Product | None:
+    return next((facts.product for facts in taken if facts.product is not None), None)
+
+
+def _weights(taken: Iterable[StorageFacts]) -> Weights | None:
+    return next((facts.weights for facts in taken if facts.weights is not None), None)
+
+
+def _lower_triangle(taken: Iterable[StorageFacts]) -> Fraction | None:
+    return next((facts.lower_triangle for facts in taken if facts.lower_triangle is not None), None)
 
 
 def _price(product: Product, share: Fraction) -> None:

@@ -3,14 +3,20 @@
 A dispatch mode runs inside the call it observes, so the frames above it name the module whose ``forward`` is running,
 the optimizer step, the checkpoint that recomputes. Hooks would show the same, but they stay in the user's model when a
 step dies, and ``torch.compile`` guards on them.
+
+The walk is taken at every operator. So what a frame's code says is found once, by the number of the code object (its
+hash reads all its constants), and of a frame whose code says nothing no more is asked.
 """
 
 from __future__ import annotations
 
+import gc
+import inspect
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,35 +24,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of, is_forward
+from mfu_monitor.internals.autograd_state import running_pass
+from mfu_monitor.internals.custom_forwards import ForwardCodes, code_of, context_of, functions_made, is_forward
+from mfu_monitor.internals.facts import unguarded
 from mfu_monitor.internals.stack import KnownCodes, is_compiled_wrapper, known_codes, pipeline_rehearsal
 
-__all__ = ["CallSite", "graph_tangents", "is_called_from", "read_call_site", "runs_inside"]
+__all__ = ["CallSite", "StackReader", "is_called_from", "runs_inside"]
 
 
 _FORWARDS = ForwardCodes()
 _MANY_CODES = 20_000
 """Codes of notebooks and of compilers come and go; what is kept of them is read again now and then."""
 _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
+_OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _COMMUNICATION_HOOKS = "ddp_comm_hooks"
 _PIPELINE_STAGES = str(Path("pipelining") / "stage.py")
 _TRANSFORMS = str(Path("_functorch") / "eager_transforms.py")
 
 
-@dataclass(slots=True)
 class CallSite:
     """The Python surroundings of one operator call, innermost first, up to the backward engine if one is running.
 
-    Beyond that engine only two things are read: an optimizer's step, and a hook of an outer backward.
+    Beyond that engine only two things are read: an optimizer's step, and a hook of an outer backward. The defaults are
+    the class's, so that a site costs little.
     """
 
-    modules: list[nn.Module] = field(default_factory=list)
-    """Modules whose ``forward`` is on the stack."""
     checkpointed_at: int | None = None
     """How many of ``modules`` lie inside the innermost ``checkpoint(...)`` call; None outside any."""
     function_at: int | None = None
     """How many of ``modules`` lie inside the outermost ``Function.forward``; None outside any."""
-    function_forwards: list[FrameType] = field(default_factory=list)
+    function_forwards: Sequence[FrameType] = ()
     """Frames of ``torch.autograd.Function`` forwards, where grad mode is off whatever the user set."""
     recompute: str | None = None
     """``"reentrant"`` or ``"non_reentrant"`` where a checkpoint runs its function again."""
@@ -60,124 +68,268 @@ class CallSite:
     """The engine called Python that is neither a custom backward nor a checkpoint: a hook, on whatever it hangs."""
     in_transform: bool = False
     """Inside a transform of ``torch.func``, whose tensors do not say whether they need gradients."""
-    root_gradients: tuple[Any, ...] = ()
-    """What the enclosing ``backward`` started with."""
     in_compiled_call: bool = False
     """Inside a call of ``torch.compile``'s result; its operators show only while it runs in eager."""
     in_generated_code: bool = False
     """Inside code that inductor generated for a graph."""
     in_compiled_autograd: bool = False
     """Inside a backward that compiled autograd runs."""
-    differentiated: int = 0
-    """How many tensors the enclosing ``backward`` started from; 0 where its frame is not on this thread."""
     in_rehearsal: bool = False
     """A pipeline runs its stage to learn shapes, once before its first step."""
-    create_graph: bool | None = None
-    """What the enclosing ``backward`` asked for; None where its frame is not on this thread."""
+    backward: BackwardPass | None = None
+    """The pass that runs; None outside of one, and where no thread shows its call."""
 
-    def innermost(self, names: Callable[[nn.Module], str]) -> str | None:
-        """Name of the innermost module, or None outside of any."""
-        return names(self.modules[0]) if self.modules else None
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        """Modules whose ``forward`` is on the stack."""
 
     def outside_checkpoint(self) -> list[nn.Module] | None:
         """Modules around the innermost checkpointed region or custom function; None outside of both."""
         cut = self.checkpointed_at if self.checkpointed_at is not None else self.function_at
         return None if cut is None else self.modules[cut:]
 
+    @property
+    def root_gradients(self) -> list[torch.Tensor]:
+        """What the enclosing ``backward`` started with."""
+        roots = () if self.backward is None else self.backward.roots
+        return [root for reference in roots if (root := reference()) is not None]
 
-def read_call_site(depth: int = 1, *, in_backward: bool) -> CallSite:
-    """Walk the stack from ``depth`` frames above and say where the call came from.
+    @property
+    def differentiated(self) -> int:
+        """How many tensors the enclosing ``backward`` started from; 0 where its call is not known."""
+        return 0 if self.backward is None else self.backward.differentiated
+
+    @property
+    def create_graph(self) -> bool | None:
+        """What the enclosing ``backward`` asked for; None where its call is not known."""
+        return None if self.backward is None else self.backward.create_graph
+
+
+@dataclass(slots=True)
+class BackwardPass:
+    """A backward pass: what it was called with, and what it was called from. All its operators share that."""
+
+    number: int
+    differentiated: int
+    create_graph: bool | None
+    roots: list[weakref.ref[torch.Tensor]]
+    """The gradients it started with."""
+    in_hook: bool = False
+    in_optimizer_step: bool = False
+    in_rehearsal: bool = False
+    recompute: str | None = None
+
+
+class StackReader:
+    """Walks the stack above operators, for the length of one step."""
+
+    def __init__(self) -> None:
+        _FORWARDS.look_again()
+        self._forwards: Mapping[CodeType, bool] = {}
+        self._kinds: dict[int, _Kind] = {}
+        self._made: str | None = None
+        self._functions_made = unguarded(functions_made)
+        self._pass_number = unguarded(running_pass)
+        self._pass: BackwardPass | None = None
+        self._held: tuple[FrameType, CallSite] | None = None
+        """Of one of torch's optimizers, whose update runs a dozen operators a parameter: while its frame exists what
+        it was called from stays the same. No other frame is held, for it would keep the user's activations alive."""
+
+    def read(self, depth: int = 1, *, in_backward: bool) -> CallSite:
+        """Walk the stack from ``depth`` frames above and say where the call came from.
+
+        Args:
+            depth: frames of ours to pass over.
+            in_backward: whether a backward pass is running; the walk then ends at its engine.
+
+        Returns:
+            The call's surroundings; on a device's backward thread only what that thread runs.
+        """
+        start = sys._getframe(depth - 1).f_back  # None on a thread of the engine's that runs nothing but our own
+        held = self._held
+        if held is not None and held[0] is start and not in_backward:
+            return held[1]
+        self._renew()
+        site, called = CallSite(), _CalledByEngine()
+        kind_of, forwards = self._kinds.get, self._forwards
+        frame = start
+        while frame is not None:
+            code = frame.f_code
+            kind = kind_of(id(code)) or self._kind_of(code)
+            if kind.is_users:
+                called.is_users = True
+            if kind.says_more:
+                if kind.is_engine and in_backward:
+                    break
+                if kind.note is not None:
+                    kind.note(site, frame, start, in_backward)
+                if kind.is_forward and is_forward(frame, forwards):
+                    site.function_forwards = [*site.function_forwards, frame]
+                    site.function_at = len(site.modules)
+                elif kind.is_transform:
+                    site.in_transform = True
+                site.in_rehearsal |= kind.is_rehearsal
+                called.saw(kind)
+            frame = frame.f_back
+        if in_backward:
+            site.in_hook = called.is_hook
+            self._note_pass(site, frame, start)
+        is_held = start is not None and not in_backward and self._kind_of(start.f_code).is_optimizers
+        self._held = (start, site) if start is not None and is_held else None
+        return site
+
+    def release(self) -> None:
+        """Hold no frame any more."""
+        self._held = self._pass = None
+
+    def graph_tangents(self, depth: int = 1) -> list[Any]:
+        """The incoming gradients of a backward graph of AOT's on the stack: it takes them out of its arguments."""
+        self._renew()
+        frame: FrameType | None = sys._getframe(depth)
+        while frame is not None and not self._kind_of(frame.f_code).is_engine:
+            if frame.f_code.co_filename.startswith("<eval_with_key>"):
+                found = [value for name, value in frame.f_locals.items() if name.startswith("tangents_")]
+                if found:
+                    return found
+            frame = frame.f_back
+        return []
+
+    def _renew(self) -> None:
+        """Know the custom functions that there are now."""
+        made = self._functions_made()
+        if made is None or made != self._made:
+            self._made = made
+            self._forwards = _FORWARDS.known()
+            self._kinds = _kinds_for(self._forwards)
+
+    def _kind_of(self, code: CodeType) -> _Kind:
+        kind = self._kinds.get(id(code))
+        if kind is None:
+            kind = self._kinds[id(code)] = _Kind(code, known_codes(), self._forwards)
+        return kind
+
+    def _note_pass(self, site: CallSite, engine: FrameType | None, start: FrameType | None) -> None:
+        number = self._pass_number()
+        known = self._pass
+        if known is None or known.number != number or number == -1:
+            engine = engine or _blocked_engine()
+            if engine is None:
+                return
+            known = self._pass = self._read_pass(number, engine, start)
+        site.backward = known
+        site.in_hook |= known.in_hook
+        site.in_optimizer_step |= known.in_optimizer_step
+        site.in_rehearsal |= known.in_rehearsal
+        site.recompute = site.recompute or known.recompute
+
+    def _read_pass(self, number: int, engine: FrameType, start: FrameType | None) -> BackwardPass:
+        """Read what the running backward was called with and from: the frames stay while it runs."""
+        # _engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)
+        given: tuple[Any, ...] = engine.f_locals.get("args", ())
+        roots = [weakref.ref(t) for t in (given[0] if given else None) or () if isinstance(t, torch.Tensor)]
+        found = BackwardPass(
+            number=number,
+            differentiated=len(engine.f_locals.get("t_outputs", ())),
+            create_graph=bool(given[2]) if len(given) > 2 else None,
+            roots=roots,
+        )
+        called, frame = _CalledByEngine(), engine.f_back
+        while frame is not None:
+            kind = self._kind_of(frame.f_code)
+            found.in_rehearsal |= kind.is_rehearsal
+            if kind.is_engine:
+                found.in_hook |= called.is_hook
+                called = _CalledByEngine()
+            elif kind.is_optimizer_step:
+                found.in_optimizer_step |= not _is_inside_closure(frame, start, engine)
+            elif kind.is_checkpoint and called.is_users:
+                # A backward pass of the user's own inside a region that runs again runs again too. A reentrant
+                # checkpoint also starts one itself, for the gradients: no frame of the user's lies between.
+                found.recompute = found.recompute or _recompute_of(frame.f_code)
+            called.saw(kind)
+            frame = frame.f_back
+        return found
+
+
+Note = Callable[[CallSite, FrameType, "FrameType | None", bool], None]
+
+
+class _Kind:
+    """What a frame of one code says of the call; found once a code.
 
     Args:
-        depth: frames of ours to pass over.
-        in_backward: whether a backward pass is running; the walk then ends at its engine.
-
-    Returns:
-        The call's surroundings; on a device's backward thread only what that thread runs.
+        code: kept, so that its number is given to no other.
+        known: the codes of torch's.
+        forwards: the codes of custom forwards.
     """
-    site = CallSite()
-    inner_codes: set[CodeType | None] = set()
-    forwards = _FORWARDS.known()
-    called = _CalledByEngine()
-    engine: FrameType | None = None
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        code = frame.f_code
-        kind = _kind_of(code)
-        if kind.is_engine and in_backward:
-            engine = frame
-            break
-        if kind.note is not None:
-            kind.note(site, frame, inner_codes, in_backward)
-        if code in forwards and is_forward(frame, forwards):
-            site.function_forwards.append(frame)
-            site.function_at = len(site.modules)
-        elif kind.is_transform:
-            site.in_transform = True
-        site.in_rehearsal |= kind.is_rehearsal
-        called.saw(kind)
-        inner_codes.add(code)
-        frame = frame.f_back
-    if in_backward:
-        site.in_hook = called.is_hook
-        _note_engine(site, engine or _blocked_engine(), inner_codes)
-    return site
 
-
-Note = Callable[[CallSite, FrameType, "set[CodeType | None]", bool], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a frame of one code says of the call; found once a code."""
-
-    note: Note | None
-    """Writes it down: takes the site, the frame, the codes further in, and whether a backward runs."""
-    is_engine: bool
-    is_transform: bool
-    is_dispatch: bool
-    """Carries out an operator for a subclass or a mode."""
-    is_rehearsal: bool
-    is_autograds: bool
-    """A custom backward, a checkpoint, compiled autograd."""
-    is_users: bool
-
-
-_kinds: dict[CodeType, _Kind] = {}
-_kinds_are_of: KnownCodes | None = None
-
-
-def _kind_of(code: CodeType) -> _Kind:
-    global _kinds_are_of
-    known = known_codes()
-    if known is not _kinds_are_of or len(_kinds) > _MANY_CODES:
-        _kinds.clear()
-        _kinds_are_of = known
-    kind = _kinds.get(code)
-    if kind is None:
-        kind = _kinds[code] = _read_kind(code, known)
-    return kind
-
-
-def _read_kind(code: CodeType, known: KnownCodes) -> _Kind:
-    name = code.co_filename
-    is_autograds = code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file)
-    is_dispatch = code.co_name == "__torch_dispatch__"
-    is_torchs = name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) and _COMMUNICATION_HOOKS not in name
-    return _Kind(
-        note=_note_for(code, known),
-        is_engine=code in known.engine,
-        is_transform=name.endswith(_TRANSFORMS),
-        is_dispatch=is_dispatch,
-        is_rehearsal=name.endswith(_PIPELINE_STAGES) and code in pipeline_rehearsal(),
-        is_autograds=is_autograds and not is_dispatch,
-        is_users=not (is_dispatch or is_autograds or is_torchs),
+    __slots__ = (
+        "code",
+        "is_autograds",
+        "is_checkpoint",
+        "is_dispatch",
+        "is_engine",
+        "is_forward",
+        "is_optimizer_step",
+        "is_optimizers",
+        "is_outer_module",
+        "is_rehearsal",
+        "is_transform",
+        "is_users",
+        "note",
+        "says_more",
     )
+
+    def __init__(self, code: CodeType, known: KnownCodes, forwards: Mapping[CodeType, bool]) -> None:
+        name = code.co_filename
+        is_autograds = code in known.custom_backward or name in (known.compiled_autograd_file, known.checkpoint_file)
+        is_torchs = name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")) and _COMMUNICATION_HOOKS not in name
+        self.code = code
+        self.note: Note | None = _note_for(code, known)
+        """Writes it down: takes the site, the frame, the innermost frame, and whether a backward runs."""
+        self.is_engine = code in known.engine
+        self.is_transform = name.endswith(_TRANSFORMS)
+        self.is_rehearsal = name.endswith(_PIPELINE_STAGES) and code in pipeline_rehearsal()
+        self.is_forward = code in forwards
+        """May be the forward of a custom function."""
+        self.is_optimizer_step = code in known.optimizer_step
+        self.is_optimizers = name.startswith(_OPTIMIZERS) and not code.co_flags & _SUSPENDS
+        self.is_outer_module = code in known.outer_module_call
+        self.is_checkpoint = name == known.checkpoint_file and code not in known.checkpoint_entry
+        self.is_dispatch = code.co_name == "__torch_dispatch__"
+        """Carries out an operator for a subclass or a mode."""
+        self.is_autograds = is_autograds and not self.is_dispatch
+        """A custom backward, a checkpoint, compiled autograd."""
+        self.is_users = not (self.is_dispatch or is_autograds or is_torchs)
+        self.says_more = (
+            self.note is not None
+            or self.is_engine
+            or self.is_transform
+            or self.is_rehearsal
+            or self.is_forward
+            or self.is_dispatch
+            or self.is_autograds
+        )
+        """More than whose frame it is."""
+
+
+_kinds: dict[int, _Kind] = {}
+_kinds_are_of: tuple[KnownCodes, Mapping[CodeType, bool]] | None = None
+
+
+def _kinds_for(forwards: Mapping[CodeType, bool]) -> dict[int, _Kind]:
+    """By the number of the code; what was read by other codes than are known now is forgotten."""
+    global _kinds, _kinds_are_of
+    known = known_codes()
+    is_same = _kinds_are_of is not None and _kinds_are_of[0] is known and _kinds_are_of[1] is forwards
+    if not is_same or len(_kinds) > _MANY_CODES:
+        _kinds, _kinds_are_of = {}, (known, forwards)
+    return _kinds
 
 
 def _note_for(code: CodeType, known: KnownCodes) -> Note | None:
     if code in known.module_call:
-        return _add_module
+        return _add_module if code in known.outer_module_call else _add_inner_module
     if code in known.optimizer_step:
         return _note_optimizer_step
     if code in known.custom_backward:
@@ -217,47 +369,6 @@ class _CalledByEngine:
         return self.is_users and not self._is_of_autograd
 
 
-def _note_engine(site: CallSite, engine: FrameType | None, inner_codes: set[CodeType | None]) -> None:
-    """Read what the running backward was called with, and what it was called from."""
-    if engine is None:
-        return
-    site.create_graph = _asks_create_graph(engine)
-    site.differentiated = len(engine.f_locals.get("t_outputs", ()))
-    # _engine_run_backward(outputs, gradients, ...)
-    site.root_gradients = tuple(engine.f_locals.get("args", ((),))[0] or ())
-    called, frame = _CalledByEngine(), engine.f_back
-    known = known_codes()
-    while frame is not None:
-        code = frame.f_code
-        kind = _kind_of(code)
-        site.in_rehearsal |= kind.is_rehearsal
-        if kind.is_engine:
-            site.in_hook |= called.is_hook
-            called = _CalledByEngine()
-        elif code in known.optimizer_step:
-            site.in_optimizer_step |= not _is_inside_closure(frame, inner_codes)
-        elif code.co_filename == known.checkpoint_file and code not in known.checkpoint_entry and called.is_users:
-            # A backward pass of the user's own inside a region that runs again runs again too. A reentrant checkpoint
-            # also starts one itself, for the gradients: no frame of the user's lies between.
-            _note_checkpoint(site, frame, inner_codes, True)
-        called.saw(kind)
-        inner_codes.add(code)
-        frame = frame.f_back
-
-
-def graph_tangents(depth: int = 1) -> list[Any]:
-    """The incoming gradients of a backward graph of AOT's that is on the stack: it takes them out of its arguments."""
-    engine = known_codes().engine
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code not in engine:
-        if frame.f_code.co_filename.startswith("<eval_with_key>"):
-            found = [value for name, value in frame.f_locals.items() if name.startswith("tangents_")]
-            if found:
-                return found
-        frame = frame.f_back
-    return []
-
-
 def runs_inside(function: Any, *, depth: int = 1) -> bool:
     """True when a call of this Python function is on the stack."""
     frame: FrameType | None = sys._getframe(depth)
@@ -286,8 +397,15 @@ def _add_module(site: CallSite, frame: FrameType, *_: Any) -> None:
         site.modules.append(module)
 
 
-def _note_optimizer_step(site: CallSite, frame: FrameType, inner_codes: set[CodeType | None], _: bool) -> None:
-    if not _is_inside_closure(frame, inner_codes):
+def _add_inner_module(site: CallSite, frame: FrameType, *_: Any) -> None:
+    """The second of a call's two frames; the first, whose locals are quick to read, stands for both."""
+    outer = None if frame.f_back is None else _kinds.get(id(frame.f_back.f_code))  # read already in most calls
+    if outer is None or not outer.is_outer_module:
+        _add_module(site, frame)
+
+
+def _note_optimizer_step(site: CallSite, frame: FrameType, start: FrameType | None, _: bool) -> None:
+    if not _is_inside_closure(frame, start):
         site.in_optimizer_step = True
         site.model_in_optimizer |= bool(site.modules)
 
@@ -315,26 +433,31 @@ def _note_custom_backward(site: CallSite, frame: FrameType, *_: Any) -> None:
     site.in_custom_backward = True
 
 
-def _note_checkpoint(site: CallSite, frame: FrameType, _: set[CodeType | None], in_backward: bool) -> None:
+def _note_checkpoint(site: CallSite, frame: FrameType, _: FrameType | None, in_backward: bool) -> None:
     code = frame.f_code
     if code in known_codes().checkpoint_entry:
         if site.checkpointed_at is None:
             site.checkpointed_at = len(site.modules)
-    elif in_backward and code.co_name == "recompute_fn":
-        site.recompute = site.recompute or "non_reentrant"
-    elif in_backward and code.co_name == "backward":
-        site.recompute = site.recompute or "reentrant"
+    elif in_backward:
+        site.recompute = site.recompute or _recompute_of(code)
 
 
-def _asks_create_graph(engine: FrameType) -> bool | None:
-    # _engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)
-    args = engine.f_locals.get("args", ())
-    return bool(args[2]) if len(args) > 2 else None
+def _recompute_of(code: CodeType) -> str | None:
+    return {"recompute_fn": "non_reentrant", "backward": "reentrant"}.get(code.co_name)
 
 
 def _blocked_engine() -> FrameType | None:
     """The engine's frame for a device's backward thread: the thread that called backward is blocked in it."""
-    frame = sys._current_frames().get(threading.main_thread().ident or -1)
+    main = threading.main_thread().ident
+    if threading.get_ident() == main:
+        return None  # whose frames were walked
+    is_enabled = gc.isenabled()
+    try:
+        gc.disable()  # Python up to 3.12 holds a lock meanwhile that what a collection ends may wait for
+        frame = sys._current_frames().get(main or -1)
+    finally:
+        if is_enabled:
+            gc.enable()
     engine = known_codes().engine
     while frame is not None and frame.f_code not in engine:
         frame = frame.f_back
@@ -346,7 +469,25 @@ def _is_called_by_flex_attention(frame: FrameType) -> bool:
     return frame.f_back is not None and frame.f_back.f_code.co_filename.endswith("flex_attention.py")
 
 
-def _is_inside_closure(step: FrameType, inner_codes: set[CodeType | None]) -> bool:
-    """An optimizer's closure runs forward and backward inside ``step``; that is not optimizer work."""
+def _is_inside_closure(step: FrameType, start: FrameType | None, engine: FrameType | None = None) -> bool:
+    """An optimizer's closure runs forward and backward inside ``step``; that is not optimizer work.
+
+    Args:
+        step: the frame of the optimizer's step.
+        start: the innermost frame.
+        engine: of the backward that runs, on whatever thread.
+    """
     arguments = (*step.f_locals.get("args", ())[1:], *step.f_locals.get("kwargs", {}).values())
-    return any(code_of(argument) in inner_codes for argument in arguments if callable(argument))
+    given = [argument for argument in arguments if callable(argument)]
+    if not given:
+        return False
+    inner = _codes_within(start, step) | _codes_within(engine, step)
+    return any(code_of(argument) in inner for argument in given)
+
+
+def _codes_within(frame: FrameType | None, outermost: FrameType) -> set[CodeType | None]:
+    found: set[CodeType | None] = set()
+    while frame is not None and frame is not outermost:
+        found.add(frame.f_code)
+        frame = frame.f_back
+    return found

@@ -7,7 +7,7 @@ another thread ran a backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from mfu_monitor.counting.calls import Call
 from mfu_monitor.counting.frames import CallSite
-from mfu_monitor.counting.storages import ByStorage, storage_of
-from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, sequence_nr
+from mfu_monitor.counting.storages import StorageFacts, Storages, storage_of
+from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, sequence_nr, variable_of
 from mfu_monitor.internals.custom_forwards import context_of
-from mfu_monitor.internals.traces import function_of_users, may_write, version_of
+from mfu_monitor.internals.traces import function_of_users, version_of
 
 __all__ = ["HiddenWork"]
 
@@ -47,57 +48,60 @@ class HiddenWork:
 
     Args:
         model: its parameters are looked at from the start; others from their first use on.
+        storages: of the step.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, storages: Storages) -> None:
         self._first_node = next_sequence_nr()
+        self._storages = storages
         self._leaves: dict[int, _Leaf] = {}
         self._accumulated: set[int] = set()
-        self._known: ByStorage[bool] = ByStorage()
-        """What a seen operator took or gave."""
-        self._made: ByStorage[bool] = ByStorage()
-        """What a seen operator made anew."""
-        self._writes: ByStorage[int] = ByStorage()
-        self._rooms: ByStorage[str] = ByStorage()
-        """Made empty by a custom function, and written by nothing that was seen: by the function's name."""
+        self._has_rooms = False
+        """Some storage was made empty by a custom function."""
         self._hidden: dict[str, None] = {}
         for parameter in () if model is None else model.parameters():
             self._add_leaf(parameter)
 
-    def saw(self, func: Any, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], node: Any) -> None:
-        """An operator ran, views included; ``node`` is what the engine executes, None outside of backward."""
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            self._accumulated.add(id(variable))
-        for tensor in operands:
-            if node is None and tensor.requires_grad:
-                self._add_leaf(tensor)
-            self._look_at_result(tensor)
-        is_view = bool(getattr(func, "is_view", False))
-        if not is_view or variable is not None:
-            self._look_for_rooms(func, operands, outputs)
-        if not is_view:
-            self._note_writes(func, operands, outputs)
-        if func.__name__.startswith("lift_fresh"):
-            return  # wraps memory that is not torch's: nothing was computed
-        for tensor in (*operands, *outputs):
-            if self._known.get(tensor) is None:
-                self._known.set(tensor, True)
+    def saw(self, call: Call) -> None:
+        """An operator ran, views included."""
+        operator = call.operator
+        if call.asks_gradients and call.node is None:
+            for tensor in call.operands:
+                if tensor.requires_grad and id(tensor) not in self._leaves:
+                    self._add_leaf(tensor)
+        if call.takes_unknown:
+            for tensor, facts in zip(call.operands, call.taken, strict=True):
+                if not facts.is_known:
+                    self._look_at_result(tensor, facts)
+        if self._has_rooms and (not operator.is_view or variable_of(call.node) is not None):
+            self._look_for_rooms(call)
+        if not operator.is_view:
+            self._note_writes(call)
+        if not operator.wraps_memory:
+            for facts in call.taken if call.takes_unknown else ():
+                facts.is_known = True
+            for facts in call.given:
+                facts.is_known = True
 
-    def saw_room(self, name: str, site: CallSite, outputs: Iterable[torch.Tensor], node: Any) -> None:
+    def saw_accumulation(self, parameter: torch.Tensor) -> None:
+        """A gradient of this parameter was accumulated."""
+        self._accumulated.add(id(parameter))
+
+    def saw_room(self, call: Call, site: CallSite) -> None:
         """An operator ran in a custom function; if it makes room only, somebody must write there."""
-        if not name.rpartition("::")[2].startswith(("empty", "new_empty")):
+        if not call.operator.makes_room:
             return
-        owner = node if site.in_custom_backward else context_of(site.function_forwards[-1])
+        owner = call.node if site.in_custom_backward else context_of(site.function_forwards[-1])
         if (function := function_of_users(owner)) is not None:
-            for output in outputs:
-                self._rooms.set(output, function)
+            for facts in call.given:
+                facts.room = function
+                self._has_rooms = True
 
     def cover(self, tensors: Iterable[torch.Tensor]) -> None:
         """A formula counted what made these tensors."""
-        for tensor in tensors:
-            self._known.set(tensor, True)
-            self._rooms.forget(tensor)
+        for facts in self._storages.of_all(tensors):
+            facts.is_known = True
+            facts.room = None
 
     def saw_compiled_backward(self, inputs: Iterable[Any]) -> None:
         """Compiled autograd ran a graph, which accumulates gradients of its inputs itself."""
@@ -111,7 +115,7 @@ class HiddenWork:
         return found
 
     def _add_leaf(self, parameter: torch.Tensor) -> None:
-        if id(parameter) in self._leaves or is_lazy(parameter) or not _is_leaf(parameter):
+        if id(parameter) in self._leaves or not _is_leaf(parameter) or is_lazy(parameter):
             return
         if hasattr(type(parameter), "__tensor_flatten__"):
             return
@@ -123,39 +127,37 @@ class HiddenWork:
         storage, version = _state(gradient)
         if gradient is None or storage is None:
             return False
+        facts = self._storages.of(gradient)
         if leaf.storage is None or storage.cdata != leaf.storage.cdata:
-            return self._made.get(gradient) is None
-        return version - leaf.version > (self._writes.get(gradient) or 0)
+            return not facts.is_made
+        return version - leaf.version > facts.writes
 
-    def _look_at_result(self, tensor: torch.Tensor) -> None:
+    def _look_at_result(self, tensor: torch.Tensor, facts: StorageFacts) -> None:
         try:
             node = tensor.grad_fn
         except RuntimeError:  # a view that was written in place in a way that autograd refuses, should it be asked
             return
-        if not is_custom_node(node) or self._known.get(tensor) or tensor.numel() == 0:
+        if node is None or not is_custom_node(node) or tensor.numel() == 0:
             return
         name = function_of_users(node)
-        if name is not None and storage_of(tensor) is not None and sequence_nr(node) >= self._first_node:
+        if name is not None and facts.reference is not None and sequence_nr(node) >= self._first_node:
             self._hidden.setdefault(name)
 
-    def _look_for_rooms(self, func: Any, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        if not self._rooms:
-            return
-        written = (*_written(func, operands), *outputs)
-        for tensor in written:
-            self._rooms.forget(tensor)
-        for tensor in operands:
-            name = self._rooms.get(tensor) if tensor.numel() else None
-            if name is not None:
-                self._hidden.setdefault(name)
+    def _look_for_rooms(self, call: Call) -> None:
+        for facts in (*call.written, *call.given):
+            facts.room = None
+        for tensor, facts in zip(call.operands, call.taken, strict=True):
+            if facts.room is not None and tensor.numel():
+                self._hidden.setdefault(facts.room)
 
-    def _note_writes(self, func: Any, operands: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        written = _written(func, operands)
-        raises_versions = not func.__name__.startswith("_foreach")
-        for tensor in written if raises_versions else ():
-            self._writes.set(tensor, (self._writes.get(tensor) or 0) + 1)
-        for tensor in outputs if not written else ():
-            self._made.set(tensor, True)
+    @staticmethod
+    def _note_writes(call: Call) -> None:
+        if not (call.operator.may_write and call.taken):
+            for facts in call.given:
+                facts.is_made = True
+        elif call.operator.raises_versions:
+            for facts in call.taken:
+                facts.writes += 1
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
@@ -163,11 +165,6 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:  # a view that was written in place in a way that autograd refuses, should it be asked
         return False
-
-
-def _written(func: Any, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What an operator may have written in place."""
-    return operands if may_write(func) else ()
 
 
 def _state(gradient: torch.Tensor | None) -> tuple[Any, int]:

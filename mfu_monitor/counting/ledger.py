@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UncoveredParameter, UnsupportedOp
 from mfu_monitor.formulas.cost import OpCost
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["NO_FLOPS", "Entry", "Ledger"]
 
+NO_FLOPS = OpCost(0)
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[str, Phase, str, str | None, Shapes]
 """Operator, phase, module, precision, shapes."""
@@ -58,7 +59,7 @@ class Ledger:
         key = (op, phase, module_fqn, shapes, without_grad)
         entry = self.quiet.get(key)
         if entry is None:
-            self.quiet[key] = Entry(op, phase, module_fqn, None, shapes, OpCost(0), bytes_accessed, without_grad)
+            self.quiet[key] = Entry(op, phase, module_fqn, None, shapes, NO_FLOPS, bytes_accessed, without_grad)
         else:
             entry.calls += 1
             entry.bytes_accessed += bytes_accessed
@@ -79,14 +80,18 @@ class Ledger:
             count_no_grad_as_model: in a training step, forwards without gradient are model work too.
             uncovered: parameters that no operator touched.
         """
-        merged: dict[Key, tuple[int, FlopTotals]] = {}
+        merged: dict[Key, tuple[list[int], dict[str, int]]] = {}
         for entry in (*self.entries, *self.quiet.values()):
             phase = self._final_phase(entry, count_no_grad_as_model=count_no_grad_as_model)
-            key = (entry.op, phase, entry.module_fqn, entry.precision, entry.shapes)
-            calls, totals = merged.get(key, (0, FlopTotals()))
-            merged[key] = (calls + entry.calls, totals + price(entry.cost, phase, entry.bytes_accessed))
+            shapes = tuple([tuple(shape) for shape in entry.shapes])
+            key = (entry.op, phase, entry.module_fqn, entry.precision, shapes)
+            sums = merged.get(key)
+            if sums is None:
+                sums = merged[key] = ([0], {"bytes_accessed": 0})
+            sums[0][0] += entry.calls
+            _add(sums[1], entry.cost, phase, entry.bytes_accessed)
         return StepRecord(
-            ops=tuple(_op_record(key, calls, totals) for key, (calls, totals) in merged.items()),
+            ops=tuple(_op_record(key, calls, FlopTotals(**sums)) for key, ((calls,), sums) in merged.items()),
             unsupported_ops=tuple(
                 UnsupportedOp(op=op, module_fqn=fqn, phase=phase, calls=calls, shapes=shapes)
                 for (op, fqn, phase, shapes), calls in self.unsupported.items()
@@ -120,23 +125,30 @@ def _op_record(key: Key, calls: int, totals: FlopTotals) -> OpRecord:
     )
 
 
-def price(cost: OpCost, phase: Phase, bytes_accessed: int = 0) -> FlopTotals:
-    """Where the FLOPs of one call go, by the phase it ran in.
+def _add(sums: dict[str, int], cost: OpCost, phase: Phase, bytes_accessed: int) -> None:
+    """Add where the FLOPs of one entry go, by the phase it ran in, to sums by the names of ``FlopTotals``.
 
     Masked-out products that a dense kernel runs all the same are hardware work of no model: ``other``.
     """
+    sums["bytes_accessed"] += bytes_accessed
+    if cost is NO_FLOPS:
+        return
     if phase in (Phase.FORWARD, Phase.BACKWARD):
-        return FlopTotals(
-            model_flops=cost.flops,
-            palm_model_flops=cost.flops if cost.palm_flops is None else cost.palm_flops,
-            kernel_recompute_flops=cost.kernel_recompute_flops,
-            other_flops=cost.masked_flops,
-            bytes_accessed=bytes_accessed,
-        )
-    executed = cost.flops + cost.masked_flops + cost.kernel_recompute_flops
-    target = {
-        Phase.RECOMPUTE: "recompute_flops",
-        Phase.OPTIMIZER: "optimizer_flops",
-        Phase.OTHER: "other_flops",
-    }[phase]
-    return FlopTotals(**{target: executed, "bytes_accessed": bytes_accessed})
+        parts = {
+            "model_flops": cost.flops,
+            "palm_model_flops": cost.flops if cost.palm_flops is None else cost.palm_flops,
+            "kernel_recompute_flops": cost.kernel_recompute_flops,
+            "other_flops": cost.masked_flops,
+        }
+    else:
+        parts = {_EXECUTED[phase]: cost.flops + cost.masked_flops + cost.kernel_recompute_flops}
+    for name, flops in parts.items():
+        sums[name] = sums.get(name, 0) + flops
+
+
+_EXECUTED = {
+    Phase.RECOMPUTE: "recompute_flops",
+    Phase.OPTIMIZER: "optimizer_flops",
+    Phase.OTHER: "other_flops",
+}
+"""Where all that ran goes, beside forward and backward."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mfu_monitor.counting.autograd_links import ForwardLink, SequenceLinks
+from mfu_monitor.counting.calls import Call, Operator
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.runs import CompiledCounter, RunSite, reads_gradients
 from mfu_monitor.counting.compiled.watch import CompiledGraphWatch, guards_notice_modes, unavailable_reason
@@ -19,36 +20,32 @@ from mfu_monitor.counting.coverage import ParameterCoverage
 from mfu_monitor.counting.custom_functions import DroppedGradients, FunctionRepeats
 from mfu_monitor.counting.eager_attention import MathAttention, Product, split_by_attended
 from mfu_monitor.counting.fingerprints import Marks, StepPrints
-from mfu_monitor.counting.frames import CallSite, is_called_from, read_call_site
+from mfu_monitor.counting.frames import CallSite, StackReader, is_called_from
 from mfu_monitor.counting.gradient_flow import GradientFlow
 from mfu_monitor.counting.hidden_work import HiddenWork
-from mfu_monitor.counting.ledger import Entry, Ledger
+from mfu_monitor.counting.ledger import NO_FLOPS, Entry, Ledger
 from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
 from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
 from mfu_monitor.counting.step_record import Phase, StepRecord
 from mfu_monitor.errors import UncountedWorkWarning, must_pass, text_of, warn
-from mfu_monitor.formulas.cost import OpCost, OperatorCall, UncountableCallError
-from mfu_monitor.formulas.nested import is_strided_nested
+from mfu_monitor.formulas.cost import UncountableCallError
 from mfu_monitor.formulas.registry import (
     Formula,
     FormulaError,
     bind_call,
-    find_formula,
     find_module_formula,
-    is_ignored,
-    operator_name,
 )
-from mfu_monitor.formulas.traffic import bytes_accessed
 from mfu_monitor.hardware.precision import matmul_precision
-from mfu_monitor.internals.autograd_state import running_node
+from mfu_monitor.internals.autograd_state import running_node, variable_of
+from mfu_monitor.internals.facts import unguarded
 from mfu_monitor.internals.tensors import is_fake, tensors_in
 
 __all__ = ["StepObserver"]
 
 MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
 """What the math path of attention is made of."""
-_PLAIN = (torch.Tensor, nn.Parameter)
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, type(None)})
 """Types that are no fake tensors."""
 COMPILED_DEPTH = 5
 COUNTED_IN_EAGER = (
@@ -63,8 +60,26 @@ UNANNOUNCED = (
     "compiled code ran that CompiledFxGraph.__call__ did not announce; only its calls to library kernels are counted"
 )
 _FAILED_FORMULAS: list[Any] = []
+COMPILED_GRAPH = "inductor::graph"
 OBSERVER_DEPTH = 3
-"""Frames of ours between the dispatcher and the walk up the stack."""
+"""Frames of ours between whoever calls and the walk up the stack."""
+DISPATCH_DEPTH = 4
+"""The same below the dispatcher."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Modules whose ``forward`` is on the stack, the innermost first."""
+
+    modules: list[nn.Module]
+    """Kept, so that their numbers are given to no others."""
+    fqn: str
+    is_opaque: bool
+    ran: bool = False
+    """In forward."""
+
+
+_NOWHERE = _Place([], "", is_opaque=False)
 
 
 class StepObserver:
@@ -85,14 +100,18 @@ class StepObserver:
         self.opaque_backward = BackwardPasses(self.failed)
         self._count_no_grad_as_model = count_no_grad_as_model
         self._names = ModuleNames(model)
+        self._places: dict[tuple[int, ...], _Place] = {}
         self._links = SequenceLinks()
         self._math_attention = MathAttention(self.ledger.note)
         self._coverage = ParameterCoverage(model)
+        self._storages = self._coverage.storages
         self._grad_mode = GradModeMemory()
-        self._functions = FunctionRepeats()
-        self._dropped = DroppedGradients()
-        self._gradients = GradientFlow()
-        self._hidden = HiddenWork(model)
+        self._stack = StackReader()
+        self._functions = FunctionRepeats(self._storages, self._stack)
+        self._dropped = DroppedGradients(self._storages)
+        self._gradients = GradientFlow(self._storages)
+        self._hidden = HiddenWork(model, self._storages)
+        self._running_node = unguarded(running_node)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(
             self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph, self.failed
@@ -125,19 +144,25 @@ class StepObserver:
                 raise
             return None
 
+    def release(self) -> None:
+        """The step has ended: hold nothing of its stack."""
+        self._stack.release()
+
     def missed_operators(self, why: str) -> None:
         """Some operators of the step were not shown: the record is a lower bound."""
         self.ledger.incomplete = True
         self.ledger.note(why)
 
-    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def saw(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """One operator ran."""
         if self.fault is not None or self._is_interrupted:
             return
         if self.compiled_graphs.is_inside_known_graph:
-            self._compiled.saw_kernel(func, args, kwargs, output)
-        else:
-            self._saw(func, args, kwargs, output)
+            self._compiled.saw_kernel(operator.func, args, kwargs, output)
+            return
+        call = Call(operator, args, kwargs, output, self._storages)
+        if not _is_rehearsal(call):
+            self._saw(call)
 
     def failed(self, fault: BaseException) -> None:
         """A failure of ours makes the record unknown, and a formula's leaves its work out; neither reaches the user.
@@ -157,64 +182,78 @@ class StepObserver:
         self.fault = fault.with_traceback(None)  # its frames hold activations
         self.ledger.note(f"counting failed, so nothing is known of this step:\n{trace}")
 
-    def _saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        name = operator_name(func)
-        operands, outputs = tensors_in(args, kwargs), tensors_in(output)
-        if _is_rehearsal(operands, outputs):
-            return
-        self._grad_mode.settle(outputs)
+    def _saw(self, call: Call) -> None:
+        operator = call.operator
+        if self._grad_mode.awaits_outcome:
+            self._grad_mode.settle(call.outputs)
         in_backward = backward_is_running()
-        node = running_node() if in_backward else None
         if in_backward:
-            self._note_backward(node)
-        self._hidden.saw(func, operands, outputs, node)
-        self._dropped.saw(operands, outputs, node)
-        self._functions.enter(node)
-        if _is_view(func):
+            self._note_backward(call)
+        self._hidden.saw(call)
+        self._dropped.saw(call.taken, call.given, call.node)
+        if operator.is_view:
             return
-        site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
-        self._note_site(site)
-        repeats = self._functions.saw(name, site, operands, outputs)
-        is_void = self._gradients.is_with_zero_tangent(name, operands, outputs)
-        updates = self._gradients.updates(site, operands, outputs, in_backward=in_backward)
+        site = self._stack.read(DISPATCH_DEPTH, in_backward=in_backward)
+        place = self._place_of(site.modules, in_backward=in_backward) if site.modules else _NOWHERE
+        if site.in_compiled_call or site.in_generated_code or site.model_in_optimizer or site.in_rehearsal:
+            self._note_site(site)
+        repeats = self._functions.saw(call, site)
+        is_void = self._gradients.is_with_zero_tangent(call)
+        updates = self._gradients.updates(call, site, in_backward=in_backward)
         if site.in_hook:
-            repeats = self._gradients.repeats_module(site, operands)
+            repeats = self._gradients.repeats_module(call, site)
         phase = phase_of(site, in_backward=in_backward, repeats_forward=repeats, updates=updates)
-        forward = self._links.of_current_node() if in_backward else None
-        link = self._link(name, site, forward, phase)
+        forward = self._links.of_node(call.node) if in_backward else None
+        is_opaque = place.is_opaque or (forward is not None and forward.is_opaque)
+        module_fqn = place.fqn if site.modules else _fqn_of(forward, phase)
+        without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
+        if (site.function_forwards or site.in_custom_backward) and not is_opaque:
+            self._hidden.saw_room(call, site)
+        if phase is not Phase.OPTIMIZER and not without_grad:
+            self._coverage.saw(call)
+        if operator.formula is None or is_opaque:
+            if self._links.wants_link():
+                self._links.add(self._link(operator.name, site, module_fqn, is_opaque=is_opaque))
+            self._saw_quiet(call, phase, module_fqn, without_grad=without_grad, is_opaque=is_opaque)
+            return
+        link = self._links.add(self._link(operator.name, site, module_fqn, is_opaque=is_opaque))
         entry = Entry(
-            op=name,
+            op=operator.name,
             phase=phase,
-            module_fqn=link.module_fqn,
+            module_fqn=module_fqn,
             precision=None,
-            shapes=tuple(_shape(t) for t in operands),
-            cost=OpCost(0),
-            bytes_accessed=bytes_accessed(func, args, kwargs, output),
-            without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
+            shapes=tuple(map(tuple, call.shapes())),
+            cost=NO_FLOPS,
+            bytes_accessed=call.moved_bytes(),
+            without_grad=without_grad,
         )
-        if (site.function_forwards or site.in_custom_backward) and not link.is_opaque:
-            self._hidden.saw_room(name, site, outputs, node)
-        found = find_formula(name)
-        if phase is not Phase.OPTIMIZER and not entry.without_grad:
-            self._coverage.saw(name, operands, outputs, is_product=found is not None)
-        if found is None or link.is_opaque:
-            self._saw_quiet(entry, args, operands, outputs, is_known=link.is_opaque or is_ignored(name))
-        elif self._price(entry, found, bind_call(func, args, kwargs, output), operands):
-            if self._marks is not None and phase in (Phase.FORWARD, Phase.BACKWARD):
-                entry.mark = self._marks.mark(operands)
-            again = self._functions.does_equal_work(
-                site, entry.cost.flops, operands, outputs, has_equal_operand=repeats
-            )
-            if site.in_custom_backward and not site.in_hook:
-                entry.phase = phase_of(site, in_backward=in_backward, repeats_forward=again, updates=updates)
-                self._dropped.add(entry, node, outputs)
-            elif is_void and phase in (Phase.FORWARD, Phase.BACKWARD):
-                entry.phase = Phase.OTHER
-            self._saw_product(entry, link, forward, operands, outputs)
-            if not in_backward:
-                self._grad_mode.await_outcome(site, entry, outputs)
-        else:
-            self._saw_quiet(entry, args, operands, outputs, is_known=False)
+        if not self._price(entry, operator.formula, call):
+            self._saw_quiet(call, phase, module_fqn, without_grad=without_grad, is_opaque=False, is_counted=False)
+            return
+        if self._marks is not None and phase in (Phase.FORWARD, Phase.BACKWARD):
+            entry.mark = self._marks.mark(call.operands)
+        again = self._functions.does_equal_work(call, site, entry.cost.flops, has_equal_operand=repeats)
+        if site.in_custom_backward and not site.in_hook:
+            entry.phase = phase_of(site, in_backward=in_backward, repeats_forward=again, updates=updates)
+            self._dropped.add(entry, call)
+        elif is_void and phase in (Phase.FORWARD, Phase.BACKWARD):
+            entry.phase = Phase.OTHER
+        self._saw_product(entry, link, forward, call)
+        if not in_backward:
+            self._grad_mode.await_outcome(site, entry, call.outputs)
+
+    def _place_of(self, modules: list[nn.Module], *, in_backward: bool) -> _Place:
+        """Where the modules on the stack lie in the model; worked out once for each stack."""
+        key = tuple(map(id, modules))
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _Place(modules, self._names.name_of(modules), self.opaque.covers(modules))
+            if (unhooked := self.opaque.unhooked(modules)) is not None:
+                self._note_unhooked(unhooked)
+        if not (in_backward or place.ran):
+            place.ran = True
+            self._gradients.saw_modules(modules)
+        return place
 
     def _note_site(self, site: CallSite) -> None:
         """Say what the call's surroundings mean for the record's limits."""
@@ -230,19 +269,17 @@ class StepObserver:
             self.ledger.note(MODEL_IN_OPTIMIZER)
         if site.in_rehearsal:
             self.ledger.is_first_of_pipeline = True
-        if (unhooked := self.opaque.unhooked(site.modules)) is not None:
-            self._note_unhooked(unhooked)
 
-    def _price(self, entry: Entry, found: Formula, call: OperatorCall, operands: list[torch.Tensor]) -> bool:
+    def _price(self, entry: Entry, found: Formula, call: Call) -> bool:
         """Put the formula's answer into the entry; False where the formula says that this call cannot be counted."""
         try:
-            entry.cost = found(call)
+            entry.cost = found(bind_call(call.operator.func, call.args, call.kwargs, call.output))
         except UncountableCallError as reason:
             self.ledger.note(f"{entry.op} ran and is not counted: {reason}")
             return False
         if entry.cost.note is not None:
             self.ledger.note(entry.cost.note)
-        entry.precision = entry.cost.precision or _precision(entry.op, operands)
+        entry.precision = entry.cost.precision or _precision(entry.op, call.operands)
         return True
 
     def _saw_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], is_backward: bool | None) -> None:
@@ -258,22 +295,26 @@ class StepObserver:
     def _count_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool) -> None:
         in_backward = backward_is_running() or is_backward
         self.ledger.saw_backward |= in_backward
-        site = read_call_site(COMPILED_DEPTH, in_backward=in_backward)
-        forward = self._links.of_current_node() if in_backward else None
+        site = self._stack.read(COMPILED_DEPTH, in_backward=in_backward)
+        forward = self._links.of_node(running_node()) if in_backward else None
         phase = phase_of(site, in_backward=in_backward, repeats_forward=False)
-        link = self._link("inductor::graph", site, forward, phase)
+        place = self._place_of(site.modules, in_backward=True) if site.modules else _NOWHERE
+        module_fqn = place.fqn if site.modules else _fqn_of(forward, phase)
+        is_opaque = place.is_opaque or (forward is not None and forward.is_opaque)
+        self._links.add(self._link(COMPILED_GRAPH, site, module_fqn, is_opaque=is_opaque))
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if phase is not Phase.OPTIMIZER:
-            self._coverage.touch(x for x in inputs if isinstance(x, torch.Tensor))
-        self._dropped.saw((x for x in inputs if isinstance(x, torch.Tensor)), ())
+            self._coverage.touch(tensors)
+        self._dropped.saw(self._storages.of_all(tensors), ())
         if site.in_compiled_autograd:
             self._hidden.saw_compiled_backward(inputs)
-        if link.is_opaque:
+        if is_opaque:
             return
         without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
         if without_grad and reads_gradients(inputs):
             phase = Phase.OPTIMIZER  # compiled as a whole: no frame of the optimizer is on the stack
         root_gradients = self._compiled.root_gradients(site) if not is_backward else 0
-        run_site = RunSite(phase, link.module_fqn, without_grad, in_backward, root_gradients)
+        run_site = RunSite(phase, module_fqn, without_grad, in_backward, root_gradients)
         self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
 
     def _saw_compiled_end(self) -> None:
@@ -306,67 +347,52 @@ class StepObserver:
             "so the formula was not asked. Give the counter the model that holds it: FlopCounter(model)"
         )
 
-    def _note_backward(self, node: Any) -> None:
+    def _note_backward(self, call: Call) -> None:
         self.ledger.saw_backward = True
-        if node is not None:
-            self._coverage.saw_gradient(node)
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, torch.Tensor):
-                self._gradients.saw_accumulation(variable)
+        call.node = node = self._running_node()
+        if (variable := variable_of(node)) is not None:
+            self._coverage.saw_gradient(variable)
+            self._gradients.saw_accumulation(variable)
+            self._hidden.saw_accumulation(variable)
+        self._functions.enter(node)
 
-    def _link(self, name: str, site: CallSite, forward: ForwardLink | None, phase: Phase) -> ForwardLink:
-        """Which module the call belongs to, remembered under the node that it makes."""
+    def _link(self, op: str, site: CallSite, module_fqn: str, *, is_opaque: bool) -> ForwardLink:
+        """Which module the call belongs to, to be remembered under the node that it makes."""
         outside = site.outside_checkpoint()
-        link = ForwardLink(
-            op=name,
-            module_fqn=self._module_of(site, forward, phase),
-            outer_module_fqn=None if outside is None else self._names.name_of(outside),
-            is_opaque=self.opaque.covers(site.modules) or (forward is not None and forward.is_opaque),
-        )
-        return self._links.add(link)
-
-    def _module_of(self, site: CallSite, forward: ForwardLink | None, phase: Phase) -> str:
-        if site.modules:
-            return self._names.name_of(site.modules)
-        if forward is None:
-            return ""
-        if phase is Phase.RECOMPUTE and forward.outer_module_fqn is not None:
-            return forward.outer_module_fqn
-        return forward.module_fqn
+        outer_fqn = None if outside is None else self._names.name_of(outside)
+        return ForwardLink(op=op, module_fqn=module_fqn, outer_module_fqn=outer_fqn, is_opaque=is_opaque)
 
     def _saw_quiet(
         self,
-        entry: Entry,
-        args: tuple[Any, ...],
-        operands: list[torch.Tensor],
-        outputs: list[torch.Tensor],
+        call: Call,
+        phase: Phase,
+        module_fqn: str,
         *,
-        is_known: bool,
+        without_grad: bool,
+        is_opaque: bool,
+        is_counted: bool = True,
     ) -> None:
-        if not is_known and any(_may_be_multiplied(t) for t in (*operands, *outputs)):
-            self.ledger.add_unsupported(entry.op, entry.module_fqn, entry.phase, entry.shapes)
-        self._math_attention.saw_other(entry.op, operands, outputs, args)
-        self.ledger.add_quiet(
-            entry.op, entry.phase, entry.module_fqn, entry.shapes, entry.bytes_accessed, without_grad=entry.without_grad
-        )
+        """An operator without FLOPs ran, or one whose FLOPs are not known (``is_counted`` is False)."""
+        operator, shapes = call.operator, call.shapes()
+        is_known = is_opaque or (is_counted and operator.is_ignored)
+        if not is_known and any(_may_be_multiplied(t) for t in (*call.operands, *call.outputs)):
+            self.ledger.add_unsupported(operator.name, module_fqn, phase, shapes)
+        if operator.is_followed:
+            self._math_attention.saw_other(call)
+        moved = call.moved_bytes()
+        self.ledger.add_quiet(operator.name, phase, module_fqn, shapes, moved, without_grad=without_grad)
 
-    def _saw_product(
-        self,
-        entry: Entry,
-        link: ForwardLink,
-        forward: ForwardLink | None,
-        operands: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-    ) -> None:
+    def _saw_product(self, entry: Entry, link: ForwardLink, forward: ForwardLink | None, call: Call) -> None:
         self.ledger.add_product(entry)
         if entry.op not in MATH_PRODUCTS:
-            self._math_attention.saw_other(entry.op, operands, outputs)
+            if call.operator.is_followed:
+                self._math_attention.saw_other(call)
         elif entry.phase is Phase.BACKWARD:
             if forward is not None and forward.attended is not None:
                 link.attended = forward.attended
                 entry.cost = split_by_attended(entry.cost, forward.attended)
         else:
-            self._math_attention.saw_product(Product(entry, link), operands, outputs[0] if outputs else None)
+            self._math_attention.saw_product(Product(entry, link), call)
 
     def _saw_opaque_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._hidden.cover(tensors_in(output))
@@ -386,7 +412,7 @@ class StepObserver:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         in_backward = backward_is_running()
-        site = read_call_site(OBSERVER_DEPTH, in_backward=in_backward)
+        site = self._stack.read(OBSERVER_DEPTH, in_backward=in_backward)
         inputs = tensors_in(args, kwargs)
         around = [m for m in site.modules if m is not module]
         if self.opaque.covers(around):
@@ -399,7 +425,7 @@ class StepObserver:
             module_fqn=self._names.name_of([module, *around]),
             precision=_precision("", [t for t in (*inputs, *tensors_in(output)) if t.is_floating_point()]),
             shapes=tuple(tuple(t.shape) for t in inputs),
-            cost=OpCost(0),
+            cost=NO_FLOPS,
             bytes_accessed=sum(t.nbytes for t in (*inputs, *module.parameters(), *tensors_in(output))),
             without_grad=not in_backward and not self._grad_mode.is_grad_on(site),
         )
@@ -429,25 +455,26 @@ def _text_of_trace(fault: Exception) -> str:
         return type(fault).__name__
 
 
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of an operand; a strided nested tensor has none and goes by (sequences, values)."""
-    if is_strided_nested(tensor):
-        return (int(tensor.size(0)), tensor.numel())
-    return tuple(tensor.shape)
+def _fqn_of(forward: ForwardLink | None, phase: Phase) -> str:
+    """The module of a gradient: that of its forward."""
+    if forward is None:
+        return ""
+    if phase is Phase.RECOMPUTE and forward.outer_module_fqn is not None:
+        return forward.outer_module_fqn
+    return forward.module_fqn
 
 
 def _first_shape(output: Any) -> Any:
     return next((t.shape for t in tensors_in(output)), None)
 
 
-def _is_rehearsal(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+def _is_rehearsal(call: Call) -> bool:
     """DTensor runs an operator on fake tensors of the global shape once, to learn how its result is laid out."""
-    are_fake = any(type(t) not in _PLAIN and is_fake(t) for t in (*operands[:1], *outputs[:1]))
+    taken, given = call.operands[0] if call.operands else None, call.outputs[0] if call.outputs else None
+    if type(taken) in _PLAIN and type(given) in _PLAIN:
+        return False
+    are_fake = any(type(t) not in _PLAIN and is_fake(t) for t in (taken, given))
     return are_fake and is_called_from("_sharding_prop.py", depth=OBSERVER_DEPTH)
-
-
-def _is_view(func: Any) -> bool:
-    return bool(getattr(func, "is_view", False))
 
 
 def _precision(name: str, operands: list[torch.Tensor]) -> str | None:

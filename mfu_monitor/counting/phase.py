@@ -85,6 +85,11 @@ class GradModeMemory:
         self._last_outside = True
         self._open: _OpenForward | None = None
 
+    @property
+    def awaits_outcome(self) -> bool:
+        """Some forward without context ran products, and what becomes of its results is not known yet."""
+        return self._open is not None
+
     def settle(self, outputs: Sequence[torch.Tensor]) -> None:
         """An operator ran: the first one after a forward without context says what became of its results."""
         call = self._open

@@ -28,6 +28,9 @@ class Phase(StrEnum):
     OTHER = "other"
     """Forwards without gradient inside a training step: a teacher, a target network."""
 
+    __hash__ = str.__hash__
+    """Equal to its text, so that it is found by it; an enum's own hash is Python code, asked at every operator."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopTotals:

@@ -30,6 +30,7 @@ __all__ = [
     "find_formula",
     "find_module_formula",
     "formula",
+    "formulas_version",
     "is_ignored",
     "operator_name",
     "register_flop_formula",
@@ -44,6 +45,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _own_formulas: dict[str, Formula] = {}
 _user_formulas: dict[str, Formula] = {}
+_version = 0
 
 
 class FormulaError(MFUMonitorError, ValueError):
@@ -125,9 +127,20 @@ def formula(*names: str) -> Callable[[Formula], Formula]:
                     f"{name} already has a formula, {_describe(_own_formulas[name])}; an operator is counted once."
                 )
             _own_formulas[name] = function
+        _note_change()
         return function
 
     return decorate
+
+
+def formulas_version() -> int:
+    """A number that changes when a formula comes or goes: what was found before it may be found otherwise now."""
+    return _version
+
+
+def _note_change() -> None:
+    global _version
+    _version += 1
 
 
 def find_formula(name: str) -> Formula | None:
@@ -181,6 +194,7 @@ def register_flop_formula(op: Any, *, get_raw: bool = False, overwrite: bool = F
 
     def decorate(function: _F) -> _F:
         _user_formulas[name] = _UserFormula(name, function, get_raw)
+        _note_change()
         return function
 
     return decorate
@@ -189,6 +203,7 @@ def register_flop_formula(op: Any, *, get_raw: bool = False, overwrite: bool = F
 def unregister_flop_formula(op: Any) -> None:
     """Forget the user's formula of an operator; the library's own, if any, is used again."""
     _user_formulas.pop(_qualified_name(op), None)
+    _note_change()
 
 
 @dataclass(frozen=True, slots=True)

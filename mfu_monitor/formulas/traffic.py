@@ -17,7 +17,9 @@ from mfu_monitor.formulas.registry import operator_name
 from mfu_monitor.internals.dispatcher import schema_of
 from mfu_monitor.internals.tensors import sparse_parts, tensors_in
 
-__all__ = ["bytes_accessed", "is_view", "tensor_bytes"]
+__all__ = ["Traffic", "bytes_accessed", "is_view", "tensor_bytes", "traffic_of"]
+
+_STRIDED = torch.strided
 
 
 def bytes_accessed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int:
@@ -34,14 +36,7 @@ def bytes_accessed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out
         >>> bytes_accessed(torch.ops.aten.add.Tensor, (x, x), {}, x + x)  # x read once, the sum written
         8388608
     """
-    rule = _rule(func)
-    if rule.is_free:
-        return 0
-    if rule.special is not None:
-        return rule.special(_named(rule, args, kwargs), output)
-    read, written = _operands(rule, args, kwargs)
-    total = _distinct_bytes(read) + _distinct_bytes(written)
-    return total if rule.output_is_argument else total + _distinct_bytes(output)
+    return traffic_of(func).moved(args, kwargs, output)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -49,7 +44,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
     Sparse and nested tensors count what they store.
     """
-    if tensor.layout is torch.strided and not tensor.is_nested:
+    if tensor.layout is _STRIDED and not tensor.is_nested:
         return _distinct_elements(tensor) * tensor.element_size()
     return _composite_bytes(tensor)
 
@@ -58,30 +53,62 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Traffic:
+    """Which bytes the calls of one operator move."""
+
     is_free: bool = False
     names: tuple[str, ...] = ()
     unread: frozenset[str] = frozenset()
     """Arguments that are written only, or of which only the shape matters."""
     mutated: frozenset[str] = frozenset()
+    first: frozenset[str] = frozenset()
+    """The first argument."""
     output_is_argument: bool = False
     special: Callable[[Mapping[str, Any], Any], int] | None = None
 
+    def moved(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        operands: list[torch.Tensor] | None = None,
+        outputs: list[torch.Tensor] | None = None,
+    ) -> int:
+        """As ``bytes_accessed``; the tensors among arguments and results are given by those who know them."""
+        if self.is_free:
+            return 0
+        if self.special is not None:
+            return self.special(_named(self, args, kwargs), output)
+        if self.unread or operands is None:
+            read, written = _operands(self, args, kwargs)
+            total = _distinct_bytes(read) + _distinct_bytes(written)
+        else:
+            total = _bytes_of(operands)
+            if self.mutated and self.mutated == self.first and args and isinstance(args[0], torch.Tensor):
+                total += tensor_bytes(operands[0])
+            elif self.mutated:
+                total += _distinct_bytes(_operands(self, args, kwargs)[1])
+        if self.output_is_argument:
+            return total
+        return total + (_distinct_bytes(output) if outputs is None else _bytes_of(outputs))
+
 
 @functools.cache
-def _rule(func: Any) -> _Rule:
+def traffic_of(func: Any) -> Traffic:
+    """Which bytes the calls of an operator move."""
     schema = schema_of(func)
     if schema is None:
-        return _Rule()
+        return Traffic()
     name = operator_name(func)
     if name in _METADATA or is_view(func):
-        return _Rule(is_free=True)
+        return Traffic(is_free=True)
     names = tuple(a.name for a in schema.arguments)
     mutated = frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    return _Rule(
+    return Traffic(
         names=names,
         unread=_unread(name, schema, mutated),
         mutated=mutated,
+        first=frozenset(names[:1]),
         output_is_argument=bool(mutated) and all(r.alias_info is not None for r in schema.returns),
         special=_SPECIAL.get(name),
     )
@@ -145,7 +172,7 @@ _SHAPE_ONLY = frozenset(
 # --- operands of an ordinary call -------------------------------------------------------------------------------------
 
 
-def _operands(rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def _operands(rule: Traffic, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     if not rule.names:
         return [*args, *kwargs.values()], []
     read, written = [], []
@@ -157,16 +184,22 @@ def _operands(rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return read, written
 
 
-def _named(rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(rule: Traffic, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip(rule.names, args, strict=False)), **kwargs}
 
 
 def _distinct_bytes(values: Any) -> int:
     """Bytes of all tensors in a nest of lists; one that occurs twice is moved once."""
-    tensors = tensors_in(values)
-    if len(tensors) == 1:
-        return tensor_bytes(tensors[0])
-    return sum(tensor_bytes(tensor) for tensor in {id(t): t for t in tensors}.values())
+    return _bytes_of(tensors_in(values))
+
+
+def _bytes_of(tensors: list[torch.Tensor]) -> int:
+    if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
+        tensors = list({id(t): t for t in tensors}.values())
+    total = 0
+    for tensor in tensors:
+        total += tensor.nbytes if tensor.layout is _STRIDED and tensor.is_contiguous() else tensor_bytes(tensor)
+    return total
 
 
 def _distinct_elements(tensor: torch.Tensor) -> int:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["custom_node_class", "is_custom_node", "next_sequence_nr", "running_node", "running_pass", "sequence_nr"]
+__all__ = [
+    "custom_node_class",
+    "is_custom_node",
+    "next_sequence_nr",
+    "running_node",
+    "running_pass",
+    "sequence_nr",
+    "variable_of",
+]
 
 
 @fact("torch._C._current_graph_task_id", lost="backward cannot be told from forward", otherwise=-1)
@@ -42,6 +51,19 @@ def is_custom_node(node: Any) -> bool:
     """True for the node of a ``torch.autograd.Function``, a compiled graph's included; False where it is not known."""
     known = custom_node_class()
     return known is not None and isinstance(node, known)
+
+
+@cache
+def _accumulates(node_type: type) -> bool:
+    return hasattr(node_type, "variable")
+
+
+def variable_of(node: Any) -> torch.Tensor | None:
+    """The leaf whose gradient a node accumulates; None for any other node, whatever its user put into it."""
+    if not _accumulates(type(node)):  # type: ignore[arg-type]  # a metaclass's __hash__ confuses mypy
+        return None
+    variable = node.variable
+    return variable if isinstance(variable, torch.Tensor) else None
 
 
 @fact("torch.autograd.graph.Node._sequence_nr", lost="gradients are not tied to their forward", otherwise=-3)

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch.autograd.function import Function, FunctionCtx
 
 from mfu_monitor.internals.autograd_state import custom_node_class
+from mfu_monitor.internals.facts import fact
 
-__all__ = ["ForwardCodes", "context_of", "is_forward"]
+__all__ = ["ForwardCodes", "context_of", "functions_made", "is_forward"]
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -32,11 +34,16 @@ class ForwardCodes:
 
     def __init__(self) -> None:
         self._size = -1
+        self._made: str | None = None
         self._latest: weakref.ref[type] | None = None
         self._takes_context: dict[CodeType, bool] = {}
 
     def known(self) -> dict[CodeType, bool]:
         """The codes of all forwards there are now, each to whether every function that runs it gets a context."""
+        made = functions_made()
+        if made is not None and made == self._made:
+            return self._takes_context
+        self._made = made
         nodes = self._nodes()
         latest = nodes[-1] if nodes else None
         if nodes is None or len(nodes) != self._size or (self._latest is not None and self._latest() is not latest):
@@ -47,13 +54,23 @@ class ForwardCodes:
 
     def refresh(self) -> None:
         """Read all classes again: a forward may have been replaced on a class that exists."""
-        self._size = -1
+        self._size, self._made = -1, None
+
+    def look_again(self) -> None:
+        """See at the next question whether classes went; that one came is seen at every question."""
+        self._made = None
 
     @staticmethod
     def _nodes() -> list[type] | None:
         base = custom_node_class()
         # torch makes one for each Function, nested subclasses included
         return None if base is None else base.__subclasses__()
+
+
+@fact("torch.autograd.function.AUTOGRAD_FUNCTION_COUNTER", lost="counting takes longer", decides=False)
+def functions_made() -> str | None:
+    """Changes with each class of a custom function that is made; None where it is not known."""
+    return repr(torch.autograd.function.AUTOGRAD_FUNCTION_COUNTER)  # its next number, without taking it
 
 
 def is_forward(frame: FrameType, known: Mapping[CodeType, bool]) -> bool:

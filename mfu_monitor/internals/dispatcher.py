@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mfu_monitor.internals.dynamo import without_dynamo
+from mfu_monitor.internals.dynamo import skipped_by_dynamo, without_dynamo
 from mfu_monitor.internals.facts import fact, note_missing
 
 __all__ = [
@@ -126,7 +126,9 @@ def as_dispatch_mode(plain: type) -> type[Any]:
     """The class made a mode: inside it each operator goes to its ``__torch_dispatch__``, which dynamo never traces."""
     dispatch: Any = plain.__torch_dispatch__  # type: ignore[attr-defined]
     made: Any = type(plain.__name__, (plain, _mode_base()), {"__torch_dispatch__": dispatch})
-    if made.__torch_dispatch__ is dispatch:  # torch itself disables it since 2.10; twice costs twice
+    if skipped_by_dynamo(dispatch):  # in place of the wrapper that torch puts around it since 2.10
+        made.__torch_dispatch__ = dispatch
+    elif made.__torch_dispatch__ is dispatch:  # twice costs twice
         made.__torch_dispatch__ = without_dynamo(dispatch)
     mode_type: type[Any] = made
     return mode_type

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["compiled_frames", "indexing_by_tensors", "latest_recompile", "without_dynamo"]
+__all__ = ["compiled_frames", "indexing_by_tensors", "latest_recompile", "skipped_by_dynamo", "without_dynamo"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NOTHING: Mapping[str, Any] = {}
@@ -54,6 +55,21 @@ def latest_recompile() -> str | None:
 @fact("torch._disable_dynamo", lost="dynamo may trace what counts, and warns of it", decides=False)
 def _read_disable(function: Any) -> Any:
     return torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+
+@fact(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy", lost="counting takes longer", otherwise=False, decides=False
+)
+def _skip(code: CodeType) -> bool:
+    frames: Any = torch._C._dynamo.eval_frame  # part of torch's own library: nothing is imported
+    leave = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(leave, leave))
+    return True
+
+
+def skipped_by_dynamo(function: Any) -> bool:
+    """Have dynamo pass over a function and all that it calls, at no cost a call; False where it cannot be told."""
+    return _skip(function.__code__)
 
 
 def without_dynamo(function: _F) -> _F:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from mfu_monitor.errors import MFUMonitorWarning, warn
 
-__all__ = ["FACTS", "Fact", "fact", "missing_facts", "note_missing"]
+__all__ = ["FACTS", "Fact", "fact", "missing_facts", "note_missing", "unguarded"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _GONE = (AttributeError, ImportError, TypeError)
@@ -62,9 +62,22 @@ def fact(
                 _miss(known)
                 return otherwise
 
+        vars(ask)["unguarded"] = lambda: ask if known.name in _missing else function
         return cast(_F, ask)
 
     return decorate
+
+
+def unguarded(reader: _F, *example: Any) -> _F:
+    """What a fact is read with, for one step that asks at every operator; where the name is missing, the fact itself.
+
+    Args:
+        reader: of the fact.
+        example: what to ask it with once, to see whether the name is there. One that goes later raises.
+    """
+    reader(*example)
+    found: _F = vars(reader)["unguarded"]()
+    return found
 
 
 def note_missing(name: str) -> None:

@@ -6,6 +6,7 @@ Read once, when first asked. A name that is gone gives the empty set, which no f
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = ["KnownCodes", "is_compiled_wrapper", "known_codes", "misread_frames",
 
 Codes = frozenset[CodeType]
 _NONE: Codes = frozenset()
+_NO_CHILDREN: Mapping[str, Any] = {}
 _PIPELINE_REHEARSAL = ("_forward_metadata_inference", "_backward_metadata_inference")
 
 
@@ -30,6 +32,8 @@ class KnownCodes:
     """What a frame's code is compared with."""
 
     module_call: Codes
+    outer_module_call: Codes
+    """Of them the one that calls the other, with the same module."""
     engine: Codes
     custom_backward: Codes
     optimizer_step: Codes
@@ -43,8 +47,10 @@ class KnownCodes:
 @cache
 def known_codes() -> KnownCodes:
     """All of them, for this torch."""
+    module_call = _module_call()
     return KnownCodes(
-        module_call=_module_call(),
+        module_call=module_call,
+        outer_module_call=frozenset(code for code in module_call if code.co_name == "_wrapped_call_impl"),
         engine=_engine(),
         custom_backward=_custom_backward(),
         optimizer_step=_optimizer_step(),
@@ -130,4 +136,5 @@ def is_compiled_wrapper(module: Any) -> bool:
 
     ``_orig_mod`` of ``torch.compile``'s wrapper, since torch 2.0; without it a wrapped graph is named as a module.
     """
-    return isinstance(getattr(module, "_orig_mod", module), torch.fx.GraphModule)
+    children = vars(module).get("_modules") or _NO_CHILDREN  # asking the module itself raises within, if it has none
+    return isinstance(children.get("_orig_mod", module), torch.fx.GraphModule)

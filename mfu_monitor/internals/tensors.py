@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["is_fake", "map_tensors", "sequence_sizes", "sparse_parts", "storage_address", "storage_id", "tensors_in"]
+__all__ = [
+    "collect_tensors",
+    "is_fake",
+    "map_tensors",
+    "sequence_sizes",
+    "sparse_parts",
+    "storage_address",
+    "storage_id",
+    "tensors_in",
+]
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Every tensor of nested tuples, lists and dicts, in order."""
     found: list[torch.Tensor] = []
+    collect_tensors(values, found)
+    return found
+
+
+def collect_tensors(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    """Add every tensor of nested tuples, lists and dicts to ``found``, in order."""
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(*value)
+            collect_tensors(value, found)
         elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
+            collect_tensors(value.values(), found)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

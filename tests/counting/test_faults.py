@@ -16,9 +16,9 @@ from mfu_monitor.formulas.registry import unregister_module_formula
 
 PLACES: dict[str, tuple[Any, str]] = {
     "call site": (frames.CallSite, "outside_checkpoint"),
-    "walk up the stack": (observer, "read_call_site"),
+    "walk up the stack": (frames.StackReader, "read"),
     "forward link": (autograd_links.SequenceLinks, "add"),
-    "backward link": (autograd_links.SequenceLinks, "of_current_node"),
+    "backward link": (autograd_links.SequenceLinks, "of_node"),
     "accumulated gradient": (coverage.ParameterCoverage, "saw_gradient"),
     "custom functions": (custom_functions.FunctionRepeats, "saw"),
 }

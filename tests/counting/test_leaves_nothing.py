@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import mfu_monitor as mm
 from mfu_monitor.counting.compiled import watch
-from mfu_monitor.counting.storages import ByStorage
+from mfu_monitor.counting.storages import Storages
 from mfu_monitor.formulas.registry import register_module_formula, unregister_module_formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::mfu_monitor.errors.MFUMonitorWarning")
@@ -207,14 +207,14 @@ def test_a_counter_copied_in_its_block_is_idle() -> None:
 
 
 def test_a_copy_of_what_is_known_of_storages_frees_nothing_twice() -> None:
-    known: ByStorage[int] = ByStorage()
+    known = Storages()
     tensor = torch.ones(3)
-    known.set(tensor, 1)
+    known.of(tensor).writes = 1
     for _ in range(50):
         twin = copy.deepcopy(known)
-        assert not twin
+        assert len(twin) == 0
         del twin
-    assert known.get(tensor) == 1
+    assert known.of(tensor).writes == 1
     gc.collect()
     assert tensor.sum() == 3
 

@@ -50,7 +50,7 @@ def test_each_capability_runs_products_that_an_independent_sum_expects(capabilit
 
 
 def break_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "read_call_site", lambda *_, **__: frames.CallSite())
+    monkeypatch.setattr(frames.StackReader, "read", lambda *_, **__: frames.CallSite())
 
 
 def break_graph_task(monkeypatch: pytest.MonkeyPatch) -> None:

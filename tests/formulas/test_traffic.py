@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mfu_monitor.formulas.traffic import bytes_accessed, tensor_bytes
+from mfu_monitor.formulas.traffic import bytes_accessed, tensor_bytes, traffic_of
+from mfu_monitor.internals.tensors import tensors_in
 
 Price = Callable[[Callable[[], Any]], list[Any]]
 FP32, BF16, INT64 = 4, 2, 8
@@ -173,3 +174,31 @@ def test_pricing_a_call_takes_microseconds() -> None:
     for _ in range(1000):
         bytes_accessed(torch.ops.aten.add.Tensor, (x, x), {}, out)
     assert (time.perf_counter() - start) / 1000 < 200e-6  # it runs on every operator of a counted step
+
+
+ADD, ADD_, COPY_, MM_OUT = (
+    torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor, torch.ops.aten.copy_.default, torch.ops.aten.mm.out,
+)  # fmt: skip
+SQUARE = zeros(6, 6)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "expected"),
+    [
+        (ADD, (zeros(6, 4), zeros(6, 4)), {}, 3 * 24 * FP32),
+        (ADD, (SQUARE, SQUARE), {}, 2 * 36 * FP32),
+        (ADD_, (zeros(6, 4), zeros(4)), {}, (24 + 4 + 24) * FP32),
+        (ADD_, (), {"self": zeros(6, 4), "other": zeros(4)}, (24 + 4 + 24) * FP32),
+        (COPY_, (zeros(6, 4), zeros(4)), {}, (4 + 24) * FP32),
+        (MM_OUT, (zeros(3, 5), zeros(5, 7)), {"out": zeros(3, 7)}, (15 + 35 + 21) * FP32),
+        (lambda query, *rest: query + 1, (zeros(6, 4), None, (zeros(4),)), {}, (24 + 4 + 24) * FP32),  # has no schema
+        (ADD, (zeros(6, 4).t(), zeros(4, 1).expand(4, 6)), {}, (24 + 4 + 24) * FP32),
+    ],
+)
+def test_bytes_are_the_same_where_the_tensors_are_known_already(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: int
+) -> None:
+    output = func(*args, **kwargs)
+    operands, outputs = tensors_in(args, kwargs), tensors_in(output)
+    assert bytes_accessed(func, args, kwargs, output) == expected
+    assert traffic_of(func).moved(args, kwargs, output, operands, outputs) == expected

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from mfu_monitor.counting import self_check
+from mfu_monitor.counting import calls, self_check
 from mfu_monitor.internals import dispatcher, facts, stack
 
 
 def _forget() -> None:
     for cached in (stack.known_codes, dispatcher.is_composite):
         cached.cache_clear()
+    calls._operators.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "torch._dynamo.utils.counters": ((), dict),
     "torch._dynamo.utils.get_compilation_metrics": ((), lambda: "nothing"),
     "torch._disable_dynamo": ((lambda: None,), lambda function: function),
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": (((lambda: None).__code__,), lambda _: True),
+    "torch.autograd.function.AUTOGRAD_FUNCTION_COUNTER": ((), lambda: "count(0)"),
     "torch._dynamo._trace_wrapped_higher_order_op": ((), OtherMode),
     "torch._ops.OpOverload": ((ADD,), lambda _: False),
     "torch._ops.OpOverload._schema": ((ADD,), lambda _: SILU_BACKWARD._schema),

@@ -103,6 +103,7 @@ class CompiledGraphWatch:
         self._on_end = on_end
         self._on_unknown = on_unknown
         self._local = threading.local()
+        self._saw_any = False
         graph_class = compiled_graph_class()
         self._wrap = None if graph_class is None else Wrap(graph_class, "__call__", self._around_run)
 
@@ -114,10 +115,11 @@ class CompiledGraphWatch:
     @property
     def is_inside_known_graph(self) -> bool:
         """True on a thread that runs a graph which ``on_run`` was given: its operators are already counted."""
-        return bool(getattr(self._local, "depth", 0))
+        return self._saw_any and bool(getattr(self._local, "depth", 0))
 
     def _around_run(self, call: Callable[..., Any], compiled: Any, inputs: Sequence[Any]) -> Any:
         known = self._tell(compiled, inputs)
+        self._saw_any = True
         self._local.depth = getattr(self._local, "depth", 0) + known
         try:
             return call(compiled, inputs)
