@@ -104,7 +104,11 @@ class MFUCallback(Guarded, TrainerCallback):
         self.monitor = Monitor(kwargs.get("model"), config=config, sinks=self._sinks(trainer, args))
         self._is_measuring = self._is_state_due = True
         self._batch = 0
-        self._wrap(trainer)
+        try:
+            self._wrap(trainer)
+        except BaseException:  # Ctrl-C: until all is wrapped nothing else would undo it
+            self._release()
+            raise
 
     def _sinks(self, trainer: Any, args: Any) -> list[Sink]:
         if args.process_index != 0:

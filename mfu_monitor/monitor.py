@@ -494,9 +494,9 @@ class Monitor:
     @guarded("monitor", always=True)
     def close(self) -> None:
         """Training has ended: report the last window and close the sinks. May be called again; steps may follow."""
-        if self._is_closed:
-            return
         try:
+            if self._is_closed:
+                return
             self._is_closing = True
             self._stages.always("monitor", self.abort_step)
             self._stages.always("monitor", self._report_the_rest)

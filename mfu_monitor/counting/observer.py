@@ -318,6 +318,8 @@ class StepObserver:
         self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
 
     def _saw_compiled_end(self) -> None:
+        if self.fault is not None or self._is_interrupted:
+            return  # nothing is known of the step, so that nothing is held against its text
         try:
             self._compiled.saw_end()
         except Exception as fault:  # training must go on

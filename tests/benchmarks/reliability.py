@@ -128,7 +128,8 @@ def of_report(report: Path) -> str:
     """A table of the points or tests in a JUnit report."""
     rows: dict[str, list[float]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = case.get("name", "")
+        if not (name := case.get("name", "")):
+            continue  # a test that an interrupt cut short
         loop = re.search(r"\[(\w+?)-(error|interrupt|signal)-", name)
         values = {p.get("name"): float(p.get("value") or 0) for p in case.iter("property")}
         is_broken = case.find("failure") is not None or case.find("error") is not None
@@ -139,7 +140,7 @@ def of_report(report: Path) -> str:
         row[1] += values.get("broken", is_broken)
         row[2] += float(case.get("time") or 0)
         row[3] += 1
-    what = "points" if any("error" in name for name in rows) else "examples, at most"
+    what = "points" if any(name.endswith(" error") for name in rows) else "examples, at most"
     lines = [_machine(), "", f"| | parts | {what} | broken | time of one process (s) |", "|---|---:|---:|---:|---:|"]
     lines += [f"| {name} | {n:.0f} | {p:,.0f} | {bad:.0f} | {t:,.0f} |" for name, (p, bad, t, n) in rows.items()]
     return "\n".join(lines)
