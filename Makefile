@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare faults soak fuzz bench-diagnosis bench-overhead bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare faults soak fuzz bench bench-diagnosis bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,7 +98,7 @@ fuzz: $(STAMP) ## Ever new files, command lines, names, batches and figures: mak
 bench-diagnosis: $(STAMP) ## Injected faults against the diagnosis that comes out
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/diagnosis.py
 
-bench-overhead: $(STAMP) ## What watching costs, against the bare loop and torch's own counter
+bench: $(STAMP) ## What watching costs, against the bare loop and other tools; writes docs/overhead.md
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/overhead.py
 
 bench-alerts: $(STAMP) ## Injected slowdowns against the cause that the alert names
