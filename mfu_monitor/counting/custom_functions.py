@@ -111,6 +111,11 @@ class DroppedGradients:
         self._products: list[tuple[Entry, int]] = []
         self._read: set[int] = set()
 
+    @property
+    def follows_any(self) -> bool:
+        """Some product may have been dropped."""
+        return bool(self._products)
+
     def add(self, entry: Entry, call: Call) -> None:
         """A gradient product ran in a custom backward."""
         if entry.phase is Phase.BACKWARD and not all(getattr(call.node, "needs_input_grad", (True,))):

@@ -56,7 +56,7 @@ class HiddenWork:
         self._storages = storages
         self._leaves: dict[int, _Leaf] = {}
         self._accumulated: set[int] = set()
-        self._has_rooms = False
+        self.has_rooms = False
         """Some storage was made empty by a custom function."""
         self._hidden: dict[str, None] = {}
         for parameter in () if model is None else model.parameters():
@@ -67,13 +67,12 @@ class HiddenWork:
         operator = call.operator
         if call.asks_gradients and call.node is None:
             for tensor in call.operands:
-                if tensor.requires_grad and id(tensor) not in self._leaves:
-                    self._add_leaf(tensor)
+                self.saw_use(tensor)
         if call.takes_unknown:
             for tensor, facts in zip(call.operands, call.taken, strict=True):
                 if not facts.is_known:
                     self._look_at_result(tensor, facts)
-        if self._has_rooms and (not operator.is_view or variable_of(call.node) is not None):
+        if self.has_rooms and (not operator.is_view or variable_of(call.node) is not None):
             self._look_for_rooms(call)
         if not operator.is_view:
             self._note_writes(call)
@@ -82,6 +81,11 @@ class HiddenWork:
                 facts.is_known = True
             for facts in call.given:
                 facts.is_known = True
+
+    def saw_use(self, tensor: torch.Tensor) -> None:
+        """An operator outside of backward takes this tensor."""
+        if tensor.requires_grad and id(tensor) not in self._leaves:
+            self._add_leaf(tensor)
 
     def saw_accumulation(self, parameter: torch.Tensor) -> None:
         """A gradient of this parameter was accumulated."""
@@ -95,7 +99,7 @@ class HiddenWork:
         if (function := function_of_users(owner)) is not None:
             for facts in call.given:
                 facts.room = function
-                self._has_rooms = True
+                self.has_rooms = True
 
     def cover(self, tensors: Iterable[torch.Tensor]) -> None:
         """A formula counted what made these tensors."""

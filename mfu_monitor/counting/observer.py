@@ -26,7 +26,7 @@ from mfu_monitor.counting.hidden_work import HiddenWork
 from mfu_monitor.counting.ledger import NO_FLOPS, Entry, Ledger
 from mfu_monitor.counting.module_names import ModuleNames
 from mfu_monitor.counting.opaque_modules import BackwardPasses, OpaqueModules, gradients_wanted
-from mfu_monitor.counting.phase import GradModeMemory, backward_is_running, phase_of
+from mfu_monitor.counting.phase import GradModeMemory, phase_of
 from mfu_monitor.counting.step_record import Phase, StepRecord
 from mfu_monitor.errors import UncountedWorkWarning, must_pass, text_of, warn
 from mfu_monitor.formulas.cost import UncountableCallError
@@ -37,7 +37,7 @@ from mfu_monitor.formulas.registry import (
     find_module_formula,
 )
 from mfu_monitor.hardware.precision import matmul_precision
-from mfu_monitor.internals.autograd_state import running_node, variable_of
+from mfu_monitor.internals.autograd_state import running_node, running_pass, variable_of
 from mfu_monitor.internals.facts import unguarded
 from mfu_monitor.internals.tensors import is_fake, tensors_in
 
@@ -47,6 +47,7 @@ MATH_PRODUCTS = frozenset({"aten::bmm", "aten::mm", "aten::baddbmm"})
 """What the math path of attention is made of."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, type(None)})
 """Types that are no fake tensors."""
+_PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter})
 COMPILED_DEPTH = 5
 COUNTED_IN_EAGER = (
     "with torch before 2.10 a counted step of a compiled model runs in eager so that its compiled code stays as it is; "
@@ -112,6 +113,7 @@ class StepObserver:
         self._gradients = GradientFlow(self._storages)
         self._hidden = HiddenWork(model, self._storages)
         self._running_node = unguarded(running_node)
+        self._running_pass = unguarded(running_pass)
         self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
         self.compiled_graphs = CompiledGraphWatch(
             self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph, self.failed
@@ -160,6 +162,8 @@ class StepObserver:
         if self.compiled_graphs.is_inside_known_graph:
             self._compiled.saw_kernel(operator.func, args, kwargs, output)
             return
+        if operator.is_view and args and self._saw_plain_view(args[0]):
+            return
         call = Call(operator, args, kwargs, output, self._storages)
         if not _is_rehearsal(call):
             self._saw(call)
@@ -182,13 +186,29 @@ class StepObserver:
         self.fault = fault.with_traceback(None)  # its frames hold activations
         self.ledger.note(f"counting failed, so nothing is known of this step:\n{trace}")
 
+    def _saw_plain_view(self, tensor: Any) -> bool:
+        """A view ran; True where nothing follows of it: of storage that is known, with nothing under way.
+
+        It shares that storage, so that all that is known of it holds for the view too.
+        """
+        known = self._storages.known(tensor) if type(tensor) in _PLAIN_TENSORS else None
+        if known is None or not known.is_known or self._hidden.has_rooms:
+            return False
+        if self._grad_mode.awaits_outcome or self._dropped.follows_any:
+            return False
+        if self._running_pass() != -1:
+            self._note_backward()
+        else:
+            self._hidden.saw_use(tensor)
+        return True
+
     def _saw(self, call: Call) -> None:
         operator = call.operator
         if self._grad_mode.awaits_outcome:
             self._grad_mode.settle(call.outputs)
-        in_backward = backward_is_running()
+        in_backward = self._running_pass() != -1
         if in_backward:
-            self._note_backward(call)
+            call.node = self._note_backward()
         self._hidden.saw(call)
         self._dropped.saw(call.taken, call.given, call.node)
         if operator.is_view:
@@ -293,7 +313,7 @@ class StepObserver:
             self.ledger.note(f"a compiled graph could not be counted:\n{traceback.format_exc(limit=4)}")
 
     def _count_compiled_run(self, graph: TextGraph, inputs: Sequence[Any], *, is_backward: bool) -> None:
-        in_backward = backward_is_running() or is_backward
+        in_backward = self._running_pass() != -1 or is_backward
         self.ledger.saw_backward |= in_backward
         site = self._stack.read(COMPILED_DEPTH, in_backward=in_backward)
         forward = self._links.of_node(running_node()) if in_backward else None
@@ -349,14 +369,16 @@ class StepObserver:
             "so the formula was not asked. Give the counter the model that holds it: FlopCounter(model)"
         )
 
-    def _note_backward(self, call: Call) -> None:
+    def _note_backward(self) -> Any:
+        """An operator ran in backward; gives the engine's node."""
         self.ledger.saw_backward = True
-        call.node = node = self._running_node()
+        node = self._running_node()
         if (variable := variable_of(node)) is not None:
             self._coverage.saw_gradient(variable)
             self._gradients.saw_accumulation(variable)
             self._hidden.saw_accumulation(variable)
         self._functions.enter(node)
+        return node
 
     def _link(self, op: str, site: CallSite, module_fqn: str, *, is_opaque: bool) -> ForwardLink:
         """Which module the call belongs to, to be remembered under the node that it makes."""
@@ -413,7 +435,7 @@ class StepObserver:
     def _price_opaque_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        in_backward = backward_is_running()
+        in_backward = self._running_pass() != -1
         site = self._stack.read(OBSERVER_DEPTH, in_backward=in_backward)
         inputs = tensors_in(args, kwargs)
         around = [m for m in site.modules if m is not module]

@@ -12,16 +12,11 @@ import torch
 from mfu_monitor.counting.frames import CallSite
 from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
-from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, running_node, running_pass
+from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, running_node
 from mfu_monitor.internals.custom_forwards import context_of
 from mfu_monitor.internals.tensors import tensors_in
 
-__all__ = ["GradModeMemory", "backward_is_running", "phase_of"]
-
-
-def backward_is_running() -> bool:
-    """True on a thread that executes a backward pass."""
-    return running_pass() != -1
+__all__ = ["GradModeMemory", "phase_of"]
 
 
 def phase_of(site: CallSite, *, in_backward: bool, repeats_forward: bool, updates: bool = False) -> Phase:

@@ -44,13 +44,25 @@ class PlainTypes:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    kind = type(value)
+    if kind in _PLAIN_ALREADY:
+        return value
+    if (names := _names_of_fields(kind)) is not None:  # type: ignore[arg-type]  # a metaclass confuses mypy
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
         return dict(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_PLAIN_ALREADY = frozenset({str, int, float, bool, types.NoneType})
+
+
+@functools.cache
+def _names_of_fields(kind: type) -> tuple[str, ...] | None:
+    """Those that a constructor takes; None where it is no dataclass."""
+    return tuple(f.name for f in dataclasses.fields(kind) if f.init) if dataclasses.is_dataclass(kind) else None
 
 
 @functools.cache

@@ -106,6 +106,11 @@ class Storages:
         known = None if address is None else self._known.get(address)
         return self._add(tensor, address) if known is None else known
 
+    def known(self, tensor: torch.Tensor) -> StorageFacts | None:
+        """What is known of the tensor's storage; None where no operator met it yet, and where it has none."""
+        address = self._address_of(tensor)
+        return None if address is None else self._known.get(address)
+
     def of_all(self, tensors: Iterable[torch.Tensor]) -> list[StorageFacts]:
         """The same of several."""
         address_of, known = self._address_of, self._known

@@ -35,6 +35,8 @@ def compiled_frames() -> int:
     counters = _read_counters()
     if counters is None:
         return 0
+    if not counters:
+        return 0
     # `get` twice: counters is a defaultdict, and asking it by key would add the key.
     frames: int = counters.get("frames", _NOTHING).get("total", 0)
     graphs: int = counters.get("stats", _NOTHING).get("unique_graphs", 0)

@@ -193,7 +193,7 @@ class StepCounter:
     def _wants_count(self, now_s: float) -> bool:
         entry = self._entry
         laws = self.ledger.laws(entry)
-        by_law = min((law.equal_counts(entry.sizes) for law in laws), default=0)
+        by_law = min([law.equal_counts(entry.sizes) for law in laws], default=0)
         if not entry.recent and laws:
             return self._schedule.wants_count(
                 is_known=by_law > 0,

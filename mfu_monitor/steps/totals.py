@@ -99,12 +99,14 @@ class SignatureEntry:
     @property
     def is_known(self) -> bool:
         """True if a step was counted of each way in which steps of this signature were seen to run."""
-        return bool(self.recent) and all(other.recent for other in self.others.values())
+        return bool(self.recent) and (not self.others or all(other.recent for other in self.others.values()))
 
     @property
     def is_unsettled(self) -> bool:
         """True while a count of it, however the step ran, is provisional."""
-        return self.is_provisional or any(other.is_provisional for other in self.others.values())
+        if self.is_provisional or not self.others:
+            return self.is_provisional
+        return any(other.is_provisional for other in self.others.values())
 
     def share(self, part_of: Callable[[StepRecord], StepRecord]) -> None:
         """It was learned what of this work other ranks do as well: older counts are taken to be shared alike.

@@ -54,7 +54,7 @@ def break_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_graph_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "backward_is_running", lambda: False)
+    monkeypatch.setattr(observer, "running_pass", lambda: -1)
 
 
 def break_phase(monkeypatch: pytest.MonkeyPatch) -> None:
