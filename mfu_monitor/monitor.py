@@ -528,6 +528,7 @@ class Monitor:
             self._advance()
         self._windows.give_up(_DRAIN_S)
         self._advance()
+        self._windows.leave()
         self._show_outlook(self._step, draw=any(getattr(sink, "shows_figures", False) for sink in self._sinks))
         if self._is_started and not self.summary.windows:
             _log.warning(

@@ -79,6 +79,8 @@ class UtilizationReading(PlainTypes):
     exactness: str = "exact"
     """``"exact"``, ``"presumed"`` (counted once or twice), ``"sampled"`` (counts differ), ``"lower_bound"`` (something
     uncounted ran), ``"upper_bound"`` or ``"unknown"``; two of them: ``"lower_bound+sampled"``."""
+    coverage: str | None = None
+    """``"15/16"``: the ranks that the sums are of, where some took no part; None where all did."""
     not_known: str | None = None
     """Why the reading of a world of several ranks is a bound or less; None in a world of one, and where its ranks' work
     and batches were compared."""
@@ -153,6 +155,7 @@ def read_utilization(
         world_peak_flops_per_s=world_peak,
         convention=convention,
         exactness=_exactness(window),
+        coverage=f"{window.ranks_present}/{window.world_size}" if window.ranks_present else None,
         not_known=_not_known(window),
         **_peak_fields(peak),
     )
@@ -262,10 +265,11 @@ def _ideal_share(
 
 def _rates(window: StepWindow) -> dict[str, Any]:
     usable = window.invalid_reason is None and _is_positive(window.elapsed_s)
+    is_whole = window.ranks_present is None  # a rate of some ranks would pass for the world's
     amounts = {
-        "tokens_per_s": (_world(window, "tokens"), window.rate_s),
+        "tokens_per_s": (_world(window, "tokens") if is_whole else None, window.rate_s),
         "device_tokens_per_s": (window.tokens, window.elapsed_s),
-        "samples_per_s": (_world(window, "samples"), window.rate_s),
+        "samples_per_s": (_world(window, "samples") if is_whole else None, window.rate_s),
         "device_samples_per_s": (window.samples, window.elapsed_s),
         "device_model_flops_per_s": (window.model_flops, window.elapsed_s),
         "device_hardware_flops_per_s": (window.hardware_flops, window.elapsed_s),
@@ -305,6 +309,7 @@ REPEATS_UNKNOWN = (
     "whether ranks repeat each other's work or read the same batch is not known: work and tokens that several ranks "
     "share are in the world's sums once per rank, so these are upper bounds"
 )
+SOME_RANKS = "only {} of {} ranks take part, so this is the MFU of their devices, without the others; "
 MISSING_WORK = "; some rank also ran work that was not counted, so the sums can lie on either side of the truth"
 
 
@@ -314,7 +319,8 @@ def _not_known(window: StepWindow) -> str | None:
     if window.world_repeats_known:
         return None
     has_gaps = _exactness(window) == "unknown"
-    return REPEATS_UNKNOWN + (MISSING_WORK if has_gaps else "") + "."
+    some = SOME_RANKS.format(window.ranks_present, window.world_size) if window.ranks_present else ""
+    return some + REPEATS_UNKNOWN + (MISSING_WORK if has_gaps else "") + "."
 
 
 def _peak_fields(peak: DevicePeak | None) -> dict[str, Any]:

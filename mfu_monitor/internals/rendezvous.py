@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["all_ranks_come", "default_store"]
+__all__ = ["all_ranks_come", "decide_alone", "default_store"]
 
 _POLL_S = 0.01
 
@@ -46,6 +46,8 @@ def all_ranks_come(store: Any, name: str, *, world_size: int, patience_s: float)
         True
     """
     decision = f"{name}/decision"
+    if store.check([decision]) and store.get(decision) == b"alone":
+        return False
     if store.add(f"{name}/arrived", 1) == world_size:
         return _decide(store, decision, "together")
     give_up_at = time.monotonic() + patience_s
@@ -54,6 +56,11 @@ def all_ranks_come(store: Any, name: str, *, world_size: int, patience_s: float)
             return _decide(store, decision, "alone")
         time.sleep(_POLL_S)
     return bool(store.get(decision) == b"together")
+
+
+def decide_alone(store: Any, name: str) -> None:
+    """Give up for everybody before waiting, unless all have come already; ``all_ranks_come`` answers False then."""
+    _decide(store, f"{name}/decision", "alone")
 
 
 def _decide(store: Any, key: str, value: str) -> bool:

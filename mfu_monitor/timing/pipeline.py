@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,27 @@ import torch
 
 from mfu_monitor.errors import MFUMonitorWarning, Stages, guarded, warn
 from mfu_monitor.timing.clock import Clock, HostClock, clock_for
+from mfu_monitor.timing.present_ranks import PresentRanks, RollCall
 from mfu_monitor.timing.probes import TrainingProbes
-from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, sections_of, unknown_row, world_fields
+from mfu_monitor.timing.ranks import (
+    RankExchange,
+    StopAgreement,
+    call_the_roll,
+    join_ranks,
+    pack_window,
+    sections_of,
+    unknown_row,
+    world_fields,
+)
 from mfu_monitor.timing.step_window import ClosedWindow, StepWindow
 from mfu_monitor.timing.window import WindowBuilder
 
 __all__ = ["WindowPipeline", "rank", "world_size"]
 
+NOT_ALL = (
+    "Not all {} ranks had started the monitor when the first window ended, so readings are of the ranks that take part "
+    "(their coverage says how many). Add the monitor on every rank, before the same step."
+)
 _MOST_WINDOWS_IN_FLIGHT = 16
 """Windows that may wait for other ranks; with more of them a rank has gone, or has fewer steps than this one."""
 
@@ -49,7 +63,10 @@ class WindowPipeline:
         """Of the run before it was resumed, as ``elapsed_s`` holds its windows."""
         self.elapsed_s = 0.0
         self._stages = stages
-        self._ranks: RankExchange | None = None
+        self._roll_call: RollCall | None = None
+        self._ranks: RankExchange | PresentRanks | None = None
+        self._has_met = False
+        self._has_left = False
         self._stop = StopAgreement()
         self._wants_stop = False
         self._closed: deque[tuple[Any, dict[str, Any], float]] = deque()
@@ -84,15 +101,39 @@ class WindowPipeline:
         """
         self._device = device
         self._make_builder(device, clock, host_clock)
-        self._ranks = self._join_ranks()
+        self._roll_call = self._announce()
 
     @guarded("timing")
     def _make_builder(self, device: torch.device, clock: Clock | None, host_clock: Clock | None) -> None:
         self.builder = WindowBuilder(clock=clock or clock_for(device), host_clock=host_clock)
 
     @guarded("ranks")
-    def _join_ranks(self) -> RankExchange | None:
-        return RankExchange.join()
+    def _announce(self) -> RollCall | None:
+        return call_the_roll()
+
+    @guarded("ranks")
+    def _meet(self) -> None:
+        """A window has closed, on all ranks at the same step: the first one is where they meet."""
+        if self._roll_call is None:
+            return
+        if not self._has_met:
+            self._has_met = True
+            with self.paused("ranks"):
+                self._ranks = join_ranks(self._roll_call)
+            if isinstance(self._ranks, PresentRanks):
+                warn(NOT_ALL.format(self._roll_call.world_size), MFUMonitorWarning)
+        elif self._has_left:
+            self._has_left = False
+            self._roll_call.come_back()
+        elif isinstance(self._ranks, RankExchange) and self._ranks.in_flight and self._roll_call.any_left:
+            self._ranks = self._ranks.without_those_who_left(self._roll_call)
+
+    @guarded("ranks")
+    def leave(self) -> None:
+        """Training has ended on this rank: the others need not wait for it."""
+        if self._roll_call is not None and self._ranks is not None and not self._has_left:
+            self._has_left = True
+            self._roll_call.leave(self._ranks.sent)
 
     # Steps and pauses, of the clock and of the probes.
 
@@ -158,6 +199,7 @@ class WindowPipeline:
         if self._stages.run("timing", self.builder.close_window) is not False:
             self._closed.append((held, probed, self.wall_s))
             self._stop.close_window()
+            self._meet()
 
     def timed(self) -> list[tuple[StepWindow, Any, float]]:
         """Windows whose time is known by now, oldest first: each with what it held and the run's seconds so far."""
@@ -219,8 +261,9 @@ class WindowPipeline:
 
     def _take_gathered(self) -> None:
         for rows in self._received() or ():
-            self._stop.take(rows)
-            self._sections.append(sections_of(rows))
+            if isinstance(self._ranks, RankExchange):
+                self._stop.take(rows.values())
+                self._sections.append(sections_of(rows.values()))
             if self._in_flight:  # else the rows are of a window that this rank gave up
                 closed = self._in_flight.popleft()
                 self._complete.append(self._with_world(closed, rows) or closed)
@@ -229,14 +272,14 @@ class WindowPipeline:
             self._take_alone()
 
     @guarded("ranks")
-    def _received(self) -> list[list[list[int]]]:
+    def _received(self) -> list[dict[int, list[int]]]:
         if len(self._in_flight) > _MOST_WINDOWS_IN_FLIGHT:
             raise TimeoutError(f"{len(self._in_flight)} windows wait for the metrics of another rank")
         return [] if self._ranks is None else self._ranks.received()
 
     @guarded("ranks")
-    def _with_world(self, closed: ClosedWindow, rows: list[list[int]]) -> ClosedWindow:
-        return replace(closed, window=replace(closed.window, **world_fields(rows)))
+    def _with_world(self, closed: ClosedWindow, rows: Mapping[int, list[int]]) -> ClosedWindow:
+        return replace(closed, window=replace(closed.window, **world_fields(rows, world_size=world_size())))
 
     def _take_alone(self) -> None:
         while self._in_flight:
@@ -247,7 +290,7 @@ class WindowPipeline:
     def ask_for_stop(self) -> bool:
         """Ask all ranks to stop, with the next window's row; False where there is no way to ask them."""
         self._wants_stop = True
-        return self._ranks is not None
+        return isinstance(self._ranks, RankExchange) or (self._roll_call is not None and not self._has_met)
 
     @property
     def is_stop_due(self) -> bool:
@@ -257,7 +300,7 @@ class WindowPipeline:
     @property
     def is_stop_behind(self) -> bool:
         """True while a row is missing that could ask for a stop now. It is two windows old, so mostly it has come."""
-        return self._ranks is not None and self._stop.is_behind
+        return isinstance(self._ranks, RankExchange) and self._stop.is_behind
 
     @guarded("ranks")
     def give_up_ranks(self, waited_s: float) -> None:

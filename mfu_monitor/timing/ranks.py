@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +11,15 @@ import torch
 import torch.distributed as dist
 
 from mfu_monitor.counting.fingerprints import SECTION_WORDS
-from mfu_monitor.internals.rendezvous import all_ranks_come, default_store
+from mfu_monitor.internals.rendezvous import default_store
+from mfu_monitor.timing.present_ranks import PresentRanks, RollCall
 from mfu_monitor.timing.step_window import StepWindow
 
 __all__ = [
     "RankExchange",
     "StopAgreement",
+    "call_the_roll",
+    "join_ranks",
     "pack_window",
     "sections_of",
     "unknown_row",
@@ -47,10 +50,8 @@ _UNKNOWN = -1
 """On the wire only: an integer tensor has no None."""
 _LARGEST = 2**63 - 1
 _TIMEOUT = timedelta(minutes=5)
-"""For making the group and for each collective."""
-_PATIENCE_S = 10.0
-"""For the ranks to come to the start of training. Ranks that never come (a monitor on rank 0 only) cost this once."""
-_JOINED: list[str] = []
+"""For making the group, and for each collective."""
+_STARTS: list[str] = []
 """Names of the starts of training in this process, one each, so that no two share a decision."""
 
 Row = Mapping[str, int | None]
@@ -105,12 +106,12 @@ def _unpack(row: Sequence[int]) -> Row:
     return {name: None if value == _UNKNOWN else value for name, value in zip(_FIELDS, fields, strict=True)}
 
 
-def sections_of(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def sections_of(rows: Iterable[Sequence[int]]) -> list[Sequence[int]]:
     """The sections that came with the rows, one a rank; empty ones where there were none."""
     return [row[len(_FIELDS) :] for row in rows]
 
 
-def world_fields(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+def world_fields(rows: Mapping[int, Sequence[int]], *, world_size: int | None = None) -> dict[str, Any]:
     """The world's fields of a window, from every rank's row: the same on all ranks, to the last digit. Pure.
 
     A step is over when its slowest rank is done, so the world's time is that of the rank that took longest a step.
@@ -118,20 +119,23 @@ def world_fields(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     steps; where the numbers agree the sums are exact.
 
     Args:
-        rows: one row of integers a rank, in rank order, as ``pack_window`` makes them.
+        rows: one row of integers a rank, as ``pack_window`` makes them, in rank order.
+        world_size: of the world, where some of its ranks took no part; sums are of those that did.
     """
-    ranks = [_unpack(row) for row in rows]
+    ranks = [_unpack(row) for row in rows.values()]
+    numbers = list(rows)
     busy = _busy_s_per_step(ranks)
     last = _takes_longest(ranks)
     return {
-        "world_size": len(ranks),
+        "world_size": world_size or len(ranks),
+        "ranks_present": len(ranks) if world_size not in (None, len(ranks)) else None,
         "world_steps": None if last is None else last["steps"],
         "world_elapsed_s": None if last is None else (last["elapsed_ns"] or 0) / 1e9,
         **{f"world_{name}": None if last is None else _sum_for_steps(ranks, name, last["steps"]) for name in _SUMMED},
         "world_peak_flops_per_s": _sum_of_peaks(ranks),
         "world_counts_label": _weakest_label(ranks),
         "world_repeats_known": None if last is None else all(row["repeats_known"] for row in ranks),
-        "slowest_rank": None if busy is None else max(range(len(busy)), key=busy.__getitem__),
+        "slowest_rank": None if busy is None else numbers[max(range(len(busy)), key=busy.__getitem__)],
         "rank_spread": None if not busy or not sum(busy) else (max(busy) - min(busy)) * len(busy) / sum(busy),
     }
 
@@ -221,7 +225,7 @@ class StopAgreement:
         """This rank has ended a window."""
         self._closed += 1
 
-    def take(self, rows: Sequence[Sequence[int]]) -> None:
+    def take(self, rows: Iterable[Sequence[int]]) -> None:
         """The rows of the next window have come."""
         self._received += 1
         if self._stop_at is None and any(_unpack(row)["wants_stop"] for row in rows):
@@ -248,7 +252,7 @@ class RankExchange:
             known at other moments on each rank, so the group of the training must not be used.
 
     Example:
-        >>> exchange = RankExchange.join()
+        >>> exchange = RankExchange.make(rank=0, world_size=2)
         >>> exchange.send(pack_window(window, peak_flops_per_s))
         >>> exchange.received()
         []
@@ -257,27 +261,22 @@ class RankExchange:
     def __init__(self, group: Any, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._group = group
-        self._in_flight: deque[tuple[Any, list[torch.Tensor]]] = deque()
-        self._sent = 0
+        self._in_flight: deque[tuple[Any, list[torch.Tensor], list[int]]] = deque()
+        self.sent = 0
+        """Rows sent since the start of training."""
 
     @classmethod
-    def join(cls) -> RankExchange | None:
-        """Make the group, on all ranks at the same point of the program. None in a world of one.
+    def make(cls, *, rank: int, world_size: int) -> RankExchange:
+        """Make the group, on all ranks at the same point of the program.
 
         Raises:
-            RuntimeError: the group could not be made (no gloo in this torch), or another rank never came here.
+            RuntimeError: the group could not be made (no gloo in this torch).
         """
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return None
-        if dist.get_backend() == "fake":  # torch's stand-in for tests: its other ranks do not exist
-            return None
-        world_size = dist.get_world_size()
-        _agree_to_join(world_size)
         # Local synchronisation names the group by its ranks: the counter that names the user's groups is not moved.
         group = dist.new_group(
             list(range(world_size)), timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True
         )
-        return cls(group, rank=dist.get_rank(), world_size=world_size)
+        return cls(group, rank=rank, world_size=world_size)
 
     @property
     def in_flight(self) -> int:
@@ -290,39 +289,58 @@ class RankExchange:
 
         All ranks send the same number of rows, so they agree on it without being asked.
         """
-        return self._sent < _SECTIONS or not self._sent & (self._sent - 1)
+        return self.sent < _SECTIONS or not self.sent & (self.sent - 1)
 
     def send(self, row: Sequence[int], section: Sequence[int] = ()) -> None:
         """Send one window's row, with a section where ``takes_section`` says so. Returns at once."""
         whole = [*row]
         if self.takes_section:
             whole += [*section, *[0] * (SECTION_WORDS - len(section))]
-        self._sent += 1
+        self.sent += 1
         mine = torch.tensor(whole, dtype=torch.int64, device="cpu")
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         work = dist.all_gather(rows, mine, group=self._group, async_op=True)
-        self._in_flight.append((work, rows))
+        self._in_flight.append((work, rows, [*row]))
 
-    def received(self) -> list[list[list[int]]]:
-        """For each window that all ranks have sent by now, oldest first: one row a rank. Never waits.
+    def received(self) -> list[dict[int, list[int]]]:
+        """For each window that all ranks have sent by now, oldest first: rows by rank. Never waits.
 
         Raises:
             RuntimeError: a collective failed (a rank has gone).
         """
-        windows: list[list[list[int]]] = []
+        windows: list[dict[int, list[int]]] = []
         while self._in_flight and self._in_flight[0][0].is_completed():
-            work, rows = self._in_flight.popleft()
+            work, rows, _ = self._in_flight.popleft()
             work.wait()  # complete already: raises what went wrong in it
-            windows.append([row.tolist() for row in rows])
+            windows.append({rank: row.tolist() for rank, row in enumerate(rows)})
         return windows
 
+    def without_those_who_left(self, roll_call: RollCall) -> PresentRanks:
+        """A rank has ended, so that rows on their way will never be answered here: they go to those that are left."""
+        present = PresentRanks(roll_call, first=self.sent - len(self._in_flight))
+        for _, _, row in self._in_flight:
+            present.send(row)
+        return present
 
-def _agree_to_join(world_size: int) -> None:
-    """Making a group waits five minutes for a rank that never comes, so the ranks agree first."""
-    _JOINED.append(f"start{len(_JOINED)}")
+
+def call_the_roll() -> RollCall | None:
+    """Training begins: announce this rank to the others. None in a world of one."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if dist.get_backend() == "fake":  # torch's stand-in for tests: its other ranks do not exist
+        return None
+    _STARTS.append(f"start{len(_STARTS)}")
     store = default_store()
-    if store is not None and not all_ranks_come(store, _JOINED[-1], world_size=world_size, patience_s=_PATIENCE_S):
-        raise RuntimeError(
-            f"not all {world_size} ranks started the monitor within {_PATIENCE_S:g} s of each other, so there are no "
-            "metrics of the world; add the monitor on every rank"
-        )
+    return (
+        None if store is None else RollCall(store, _STARTS[-1], rank=dist.get_rank(), world_size=dist.get_world_size())
+    )
+
+
+def join_ranks(roll_call: RollCall) -> RankExchange | PresentRanks:
+    """At the end of the first window, on all ranks: a group of all of them, or the ranks that are there.
+
+    By then every rank that takes part has announced itself, so that nobody waits for one that does not.
+    """
+    if roll_call.all_meet():
+        return RankExchange.make(rank=roll_call.rank, world_size=roll_call.world_size)
+    return PresentRanks(roll_call)

@@ -76,6 +76,8 @@ class StepWindow(PlainTypes):
     """Relative spread (max - min) / mean of the counts of one signature; None or 0 where they agree."""
     recompiles: int = 0
     world_size: int = 1
+    ranks_present: int | None = None
+    """Ranks that the world's sums are of, where some of them took no part; None where all did."""
     world_model_flops: int | None = None
     """Sum over ranks of ``world_steps`` steps each; None where the ranks were not gathered. Equals ``model_flops`` in a
     world of one."""

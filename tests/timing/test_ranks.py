@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mfu_monitor.timing.ranks import RankExchange, StopAgreement, pack_window, unknown_row, world_fields
+from mfu_monitor.timing.ranks import RankExchange, StopAgreement, call_the_roll, pack_window, unknown_row, world_fields
 from mfu_monitor.timing.step_window import StepWindow
 
 
@@ -33,7 +33,7 @@ def window(**changes: Any) -> StepWindow:
 
 def test_sums_of_ranks_with_equal_steps_are_exact() -> None:
     rows = [pack_window(window(model_flops=1001), 1e12), pack_window(window(model_flops=2002), 2e12)]
-    fields = world_fields(rows)
+    fields = world_fields(dict(enumerate(rows)))
     assert fields["world_size"] == 2
     assert fields["world_model_flops"] == 3003
     assert (fields["world_hardware_flops"], fields["world_tokens"], fields["world_samples"]) == (2400, 320, 40)
@@ -42,16 +42,16 @@ def test_sums_of_ranks_with_equal_steps_are_exact() -> None:
 
 def test_ranks_that_left_steps_out_are_brought_to_the_steps_of_the_slowest() -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(steps=9, model_flops=900), 1e12)]
-    fields = world_fields(rows)  # 0.200 s a step and 0.222 s a step
+    fields = world_fields(dict(enumerate(rows)))  # 0.200 s a step and 0.222 s a step
     assert (fields["world_steps"], fields["world_model_flops"]) == (9, 900 + 900)
 
 
 def test_the_worlds_seconds_are_those_of_the_rank_that_takes_longest_a_step() -> None:
     rows = [pack_window(window(elapsed_s=s, steps=steps), 1e12) for s, steps in ((2.0, 10), (2.2, 11), (2.1, 10))]
-    fields = world_fields(rows)
+    fields = world_fields(dict(enumerate(rows)))
     assert (fields["world_elapsed_s"], fields["world_steps"]) == (2.1, 10)
     # Of equal ones the first: no rank may choose another one.
-    assert world_fields(rows[:2])["world_steps"] == 10
+    assert world_fields(dict(enumerate(rows[:2])))["world_steps"] == 10
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_the_worlds_seconds_are_those_of_the_rank_that_takes_longest_a_step() ->
 )
 def test_what_one_rank_does_not_know_is_unknown_of_the_world(other: dict[str, Any], unknown: str) -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(**other), 1e12)]
-    assert world_fields(rows)[unknown] is None
+    assert world_fields(dict(enumerate(rows)))[unknown] is None
 
 
 def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
     rows = [pack_window(window(), 1e12), pack_window(window(), None)]
-    assert world_fields(rows)["world_peak_flops_per_s"] is None
+    assert world_fields(dict(enumerate(rows)))["world_peak_flops_per_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -86,40 +86,43 @@ def test_a_rank_without_a_peak_leaves_the_worlds_unknown() -> None:
 )
 def test_every_rank_knows_the_weakest_label_of_all(other: dict[str, Any], label: str) -> None:
     rows = [pack_window(window(counts_label="exact"), 1e12), pack_window(window(**other), 1e12)]
-    assert world_fields(rows)["world_counts_label"] == label
+    assert world_fields(dict(enumerate(rows)))["world_counts_label"] == label
 
 
 def test_an_upper_bound_plus_a_lower_bound_is_unknown() -> None:
     labels = ("upper_bound", "lower_bound")
     rows = [pack_window(window(counts_label=label), 1e12) for label in labels]
-    assert world_fields(rows)["world_counts_label"] == "unknown"
+    assert world_fields(dict(enumerate(rows)))["world_counts_label"] == "unknown"
 
 
 def test_a_rank_that_failed_leaves_all_unknown_and_nothing_zero() -> None:
-    fields = world_fields([pack_window(window(), 1e12), unknown_row()])
+    fields = world_fields(dict(enumerate([pack_window(window(), 1e12), unknown_row()])))
     assert {name: value for name, value in fields.items() if value is not None} == {"world_size": 2}
 
 
 def test_shared_tokens_are_summed_by_parts_and_one_rank_that_was_not_compared_leaves_repeats_unknown() -> None:
     parts = [pack_window(window(unique_tokens=80, unique_samples=10), 1e12)] * 2
-    fields = world_fields(parts)
+    fields = world_fields(dict(enumerate(parts)))
     assert (fields["world_tokens"], fields["world_samples"], fields["world_repeats_known"]) == (160, 20, True)
     for other in ({}, {"unique_tokens": 80, "repeats_known": False}, {"unique_tokens": 80, "batches_known": False}):
-        assert world_fields([parts[0], pack_window(window(**other), 1e12)])["world_repeats_known"] is False
+        assert (
+            world_fields(dict(enumerate([parts[0], pack_window(window(**other), 1e12)])))["world_repeats_known"]
+            is False
+        )
 
 
 def test_the_first_windows_carry_fingerprints_then_ever_fewer() -> None:
     exchange = RankExchange(None, rank=0, world_size=2)
     with_section = []
     for number in range(100):
-        exchange._sent = number
+        exchange.sent = number
         with_section += [number] if exchange.takes_section else []
     assert with_section == [*range(16), 16, 32, 64]
 
 
 def test_figures_too_large_for_the_wire_are_unknown_not_wrong() -> None:
     rows = [pack_window(window(model_flops=2**63), 1e12)] * 2
-    assert world_fields(rows)["world_model_flops"] is None
+    assert world_fields(dict(enumerate(rows)))["world_model_flops"] is None
 
 
 class TestStraggler:
@@ -128,13 +131,13 @@ class TestStraggler:
     def test_it_is_found_outside_backward_where_the_others_wait_for_it(self) -> None:
         # All take 2 s; rank 1 spends 1.5 s outside backward, the others wait for it in their backward.
         rows = [pack_window(window(backward_s=backward_s), 1e12) for backward_s in (1.5, 0.5, 1.5)]
-        fields = world_fields(rows)
+        fields = world_fields(dict(enumerate(rows)))
         assert fields["slowest_rank"] == 1
         assert fields["rank_spread"] == pytest.approx((1.5 - 0.5) / ((0.5 + 1.5 + 0.5) / 3))
 
     def test_without_phases_the_whole_step_decides(self) -> None:
         rows = [pack_window(window(elapsed_s=s), 1e12) for s in (2.0, 3.0)]
-        fields = world_fields(rows)
+        fields = world_fields(dict(enumerate(rows)))
         assert (fields["slowest_rank"], fields["rank_spread"]) == (1, pytest.approx(1.0 / 2.5))
 
 
@@ -181,7 +184,7 @@ class TestStopAgreement:
 
 
 def test_a_world_of_one_makes_no_group() -> None:
-    assert RankExchange.join() is None
+    assert call_the_roll() is None
 
 
 _SCRIPT = """
@@ -229,25 +232,32 @@ if case == "alone" and rank == 1:  # a monitor on rank 0 only
     dist.destroy_process_group()
     print(json.dumps({}))
     sys.exit()
-if case == "alone":
-    import mfu_monitor.timing.ranks
-    mfu_monitor.timing.ranks._PATIENCE_S = 0.2
-
 sink = Sink()
 monitor = mm.Monitor(nn.Linear(2, 2), log_every_n_steps=5, max_overhead=0.0, sinks=[sink],
                      peak=1e9 * (rank + 1), counter_factory=lambda model: Counter(), stop_on_alert=case == "stops")
-for step in range(40 if case == "stops" else 20):
+if case == "ends" and rank == 1:
+    steps = 10
+else:
+    steps = 40 if case == "stops" else 20
+longest_s = 0.0
+for step in range(steps):
     if case == "stops" and rank == 1 and step == 7:
         monitor._request_stop()  # as after an alert that this rank sees and the other does not
     with monitor.step(torch.zeros(4, 8, dtype=torch.long)):
-        time.sleep(0.002 + 0.02 * rank)
+        if step == 0 and case != "alone":
+            barrier()  # as training does with its first gradients: nobody is ahead by a whole window
+        time.sleep(0.002 + 0.02 * (rank != (case == "ends")))
+        slept_s = time.perf_counter()
+    longest_s = max(longest_s, time.perf_counter() - slept_s)
     if case == "fails" and rank == 1 and step == 7:
         monitor._windows.builder.end_step = lambda **_: 1 / 0
     if monitor.should_stop:
         break
+closing_s = time.perf_counter()
 monitor.close()
+closing_s = time.perf_counter() - closing_s
 print(json.dumps({"last_step": step, "calls": len(calls), "kinds": sorted(set(calls)), "waits": waits,
-                  "groups": len(groups), "readings": sink.readings}))
+                  "groups": len(groups), "readings": sink.readings, "longest_s": longest_s, "closing_s": closing_s}))
 barrier()
 dist.destroy_process_group()
 """
@@ -299,12 +309,24 @@ def test_a_rank_whose_monitor_failed_takes_part_and_the_world_is_unknown(tmp_pat
     assert "other 1 ranks" in healthy["readings"][-1]["reason"]
 
 
-def test_a_monitor_on_one_rank_of_two_makes_no_group_and_says_what_is_not_known(tmp_path: Path) -> None:
+def test_a_monitor_on_one_rank_of_two_waits_for_nobody_and_says_whom_it_reads(tmp_path: Path) -> None:
     alone, _ = _two_ranks(tmp_path, "alone")
     assert alone["calls"] == alone["groups"] == 0
+    assert alone["longest_s"] < 0.5  # the end of a step, the one where ranks meet included; a wait would be 10 s
     assert [r["window"]["last_step"] for r in alone["readings"]] == [4, 9, 14, 19]
-    assert {r["mfu"] for r in alone["readings"]} == {None}
-    assert {r["exactness"] for r in alone["readings"]} == {"unknown"}
+    for reading in alone["readings"]:
+        assert (reading["coverage"], reading["exactness"], reading["tokens_per_s"]) == ("1/2", "upper_bound", None)
+        assert "only 1 of 2 ranks take part" in reading["not_known"]
+        assert reading["mfu"] == reading["window"]["steps"] * 100 / (reading["window"]["world_elapsed_s"] * 1e9)
+
+
+def test_when_a_rank_ends_before_the_others_their_windows_go_on_without_it(tmp_path: Path) -> None:
+    longer, shorter = _two_ranks(tmp_path, "ends")
+    assert [r["window"]["last_step"] for r in shorter["readings"]] == [4, 9]
+    assert [r["window"]["last_step"] for r in longer["readings"]] == [4, 9, 14, 19]
+    assert [r["coverage"] for r in longer["readings"]] == [None, None, "1/2", "1/2"]
+    assert all(r["mfu"] is not None for r in longer["readings"])
+    assert longer["closing_s"] < 1.0
 
 
 def test_two_ranks_stop_after_the_same_step_though_only_one_wants_to(tmp_path: Path) -> None:
