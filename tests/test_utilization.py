@@ -173,6 +173,15 @@ class TestMixedPrecision:
         )
         assert reading.mfu_weighted == pytest.approx(1000 / 1522, rel=1e-3)
 
+    def test_precisions_mixed_in_what_ran_alone_are_weighted_too(self) -> None:
+        recomputed_in_fp32 = window(
+            model_flops_by_precision={"bf16": 800},
+            hardware_flops_by_precision={"bf16": 900, "fp32": 100},
+        )
+        reading = read_utilization(recomputed_in_fp32, PEAK)
+        assert reading.mfu_weighted == pytest.approx(800 / 1000 / 2.0)
+        assert reading.hfu_weighted == pytest.approx((900 / 1000 + 100 / 100) / 2.0)
+
     def test_a_precision_without_a_peak_leaves_the_weighted_reading_unknown(self) -> None:
         mixed = window(model_flops_by_precision={"bf16": 700, "fp64": 100})
         assert read_utilization(mixed, PEAK).mfu_weighted is None

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfu_monitor.alerts import Alert, AlertConfig, AlertDetector, CauseShare
-from mfu_monitor.alerts.levels import robust_level, steadiness
+from mfu_monitor.alerts.changes import is_other_kind
+from mfu_monitor.alerts.figures import figures_of
+from mfu_monitor.alerts.levels import Level, drop_boundary, robust_level, sag_boundary, steadiness
+from mfu_monitor.alerts.messages import floor_message
 from mfu_monitor.errors import ConfigurationError
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -161,7 +164,15 @@ def test_a_slow_sag_is_told_once_by_the_long_level() -> None:
     sag = [level * (1 - 0.10 * min(1.0, k / 2000)) for k, level in enumerate(noisy(0.45, 2400))]
     notices = feed(AlertDetector(), noisy(0.45, 100, seed=1) + sag)
     assert kinds(notices) == ["sag"]
-    assert "declined gradually by" in notices[0][1].message
+    alert = notices[0][1]
+    assert "declined gradually by" in alert.message
+    # told by a fall of 0.7 of the drop between medians of 50 windows, of a slope that takes 200 windows for 1%
+    assert alert.loss is not None
+    assert 0.07 < alert.loss < 0.09
+    assert alert.before is not None
+    assert alert.after is not None
+    assert alert.loss == pytest.approx(1 - alert.after / alert.before, abs=0.005)
+    assert f"declined gradually by {alert.loss:.0%}" in alert.message
 
 
 def test_slow_windows_that_keep_coming_back_are_told_though_the_median_holds() -> None:
@@ -480,6 +491,46 @@ def test_the_level_is_the_median_and_its_noise_the_scaled_deviation() -> None:
     assert level.noise == pytest.approx(1.4826 * 0.015 / 0.395)
 
 
+def test_noise_that_comes_in_runs_makes_medians_of_neighbours_less_sure() -> None:
+    # Runs of 8 windows at 1% above and below. Of the medians of 4 neighbours, one at every second window, three of four
+    # lie within a run, 1% off; independent windows' would scatter by 1.2533 / sqrt(4) of the noise.
+    runs = ([1.01] * 8 + [0.99] * 8) * 3
+    level = robust_level(runs, 4)
+    assert level.noise == pytest.approx(1.4826 * 0.01)
+    assert level.correlation == pytest.approx(2 / 1.2533)
+    assert level.error(16) == pytest.approx(2 / 1.2533 * 1.2533 * 1.4826 * 0.01 / 4)
+    assert robust_level(runs).correlation == 1.0  # not asked for
+    assert robust_level(runs[:19], 4).correlation == 1.0  # fewer than five blocks
+    assert robust_level([1.01, 0.99] * 24, 4).correlation == 1.0  # the opposite: neighbours make up for each other
+    assert robust_level([1.0] * 48, 4).correlation == 1.0
+
+
+def test_correlated_noise_moves_the_boundaries_away() -> None:
+    # 5.5 standard errors of the median of 6 windows; for a decline seven of the median of 50, with the factor twice.
+    config = AlertConfig(drop=0.10, sustain=6, long_windows=50)
+    plain, correlated = Level(1.0, 0.03), Level(1.0, 0.03, 2.0)
+    error = 1.2533 * 0.03
+    assert drop_boundary(plain, config) == pytest.approx(1 - 5.5 * error / 6**0.5)  # 8.4%, more than 10% less 3.8%
+    assert drop_boundary(correlated, config) == pytest.approx(1 - 5.5 * 2 * error / 6**0.5)
+    assert sag_boundary(1.0, plain, config) == pytest.approx(1 - 0.07)
+    assert sag_boundary(1.0, correlated, config) == pytest.approx(1 - 7 * 2 * 2 * error / 50**0.5)
+
+
+def test_the_floor_is_told_of_a_level_that_is_no_mfu() -> None:
+    figures = figures_of(window_reading(50, 0.45))
+    assert figures is not None
+    words = floor_message(0.3, dataclasses.replace(figures, mfu=None))
+    assert words.startswith("MFU unknown is below the floor of 30.0% (steps ")
+
+
+@pytest.mark.parametrize("last", [2e12, 1e12])
+def test_a_window_like_the_oldest_one_is_compared_with_them_all(last: float) -> None:
+    now = figures_of(window_reading(0, 0.45, flops=10**12))
+    assert now is not None
+    grown = [dataclasses.replace(now, model_flops=f, hardware_flops=f) for f in (1e12, *[2e12] * 9, last)]
+    assert is_other_kind(dataclasses.replace(now, model_flops=1e12, hardware_flops=1e12), grown, 0.05) is (last == 2e12)
+
+
 def test_steadiness_leaves_three_dips_out_and_counts_the_rest_by_time() -> None:
     """Windows at a quarter of the level cost three windows' time each; two in a row are one dip."""
     dips = [0.4] * 4 + [0.1]
@@ -507,6 +558,12 @@ def test_steadiness_leaves_three_dips_out_and_counts_the_rest_by_time() -> None:
 def test_a_wrong_option_says_what_is_allowed(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         AlertConfig(**options)
+
+
+def test_a_baseline_may_need_all_of_its_windows() -> None:
+    assert AlertConfig(min_baseline=100).min_baseline == AlertConfig().baseline_windows == 100
+    with pytest.raises(ConfigurationError):
+        AlertConfig(min_baseline=101)
 
 
 # Acceptance, in small; `make bench-alerts` measures it on a thousand series (docs/alerts.md).

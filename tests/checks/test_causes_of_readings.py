@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mfu_monitor.checks import CAUSE_CODES, Diagnosis, check, withheld
+from mfu_monitor.checks.cause_table import DIRECT, EXACT, RATIO
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
@@ -454,11 +455,19 @@ def test_a_compiling_first_step_in_the_window_is_named() -> None:
     assert diagnoses[0].evidence["corrected_mfu"] == pytest.approx(BATCH / PEAK)
 
 
+def test_a_warm_up_is_the_slow_steps_before_the_first_usual_one() -> None:
+    diagnoses = check(reading(), step_times_s=(3.5, 3.2, *[1.0] * 7, 2.5))
+    assert causes(diagnoses) == ["warmup_in_window"]
+    assert "the first 2 of 10 steps took up to 3.5 s, the median 1 s" in diagnoses[0].message
+
+
 @pytest.mark.parametrize(
     "times",
     [
         (1.0,) * 10,
         (1.0, 1.0, 1.0, 25.0, *[1.0] * 6),  # slow in the middle: not a warm-up
+        (25.0, 1.0, 1.0, 25.0, *[1.0] * 6),  # there as well: a warm-up does not explain the window
+        (*[1.0] * 8, 25.0, 25.0),
         (3.5, *[1.0] * 99),  # a first step that is slow and does not matter
         (2.0, *[1.0] * 9),
     ],
@@ -521,3 +530,33 @@ def test_an_injected_fault_comes_out_first_in_nine_runs_of_ten(bench: ModuleType
 
 def test_a_thousand_healthy_runs_give_no_alarm(bench: ModuleType) -> None:
     assert bench.false_alarms(1000, seed=7) == []
+
+
+# How strong a claim is, which orders the causes.
+
+
+@pytest.mark.parametrize(
+    ("used", "strength"),
+    [
+        (756.5e12, EXACT),  # the PCIe card's: a look-alike in name, with a figure of its own
+        (312e12, RATIO),  # an A100's: some other device that has this figure
+    ],
+)
+def test_a_look_alikes_peak_is_a_stronger_claim_than_that_of_any_device(used: float, strength: int) -> None:
+    diagnosis = check(with_peak(used, mfu=0.4 * PEAK / used))[0]
+    assert (diagnosis.code, diagnosis.evidence["strength"]) == ("wrong_device_peak", strength)
+
+
+@pytest.mark.parametrize(("factor", "strength"), [(1.25, EXACT), (2.0, RATIO)])
+def test_a_sum_of_parameters_at_a_round_ratio_is_the_weaker_claim(factor: float, strength: int) -> None:
+    n = BATCH / (6 * 8192)
+    parameters: dict[str, Any] = {"parameters": factor * n, "embedding_parameters": (factor - 1) * n}
+    diagnoses = check(reading(), record(), flops_per_batch=factor * BATCH, **parameters)
+    found = {d.code: d.evidence["strength"] for d in diagnoses if d.code == "wrong_N"}
+    assert found == {"wrong_N": strength}
+
+
+def test_a_claimed_number_of_parameters_is_the_strongest_of_them() -> None:
+    n = BATCH / (6 * 8192)
+    found = check(reading(), record(), claimed_parameters=1.25 * n, parameters=1.25 * n, embedding_parameters=0.25 * n)
+    assert {d.code: d.evidence["strength"] for d in found if d.code == "wrong_N"} == {"wrong_N": DIRECT}

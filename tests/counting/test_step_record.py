@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from mfu_monitor.counting.ledger import Ledger
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UncoveredParameter, UnsupportedOp
 
 RECORD = StepRecord(
@@ -49,6 +50,18 @@ def test_a_module_contains_its_descendants() -> None:
 def test_asking_twice_gives_the_same_and_changing_an_answer_changes_nothing() -> None:
     RECORD.by_phase().clear()
     assert RECORD.by_phase()["forward"].model_flops == 48
+
+
+def test_an_operator_without_a_formula_is_listed_once_with_its_calls() -> None:
+    ledger = Ledger()
+    for shapes in (((3, 5),), ((3, 5),), ((7, 5),), ((3, 5),)):
+        ledger.add_unsupported("my::op", "block", Phase.FORWARD, shapes)
+    record = ledger.close(count_no_grad_as_model=False)
+    assert [(op.op, op.module_fqn, op.shapes, op.calls) for op in record.unsupported_ops] == [
+        ("my::op", "block", ((3, 5),), 3),
+        ("my::op", "block", ((7, 5),), 1),
+    ]
+    assert record.is_lower_bound
 
 
 def test_a_record_survives_json() -> None:

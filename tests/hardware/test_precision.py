@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mfu_monitor.errors import ConfigurationError
+from mfu_monitor.hardware import precision
 from mfu_monitor.hardware.precision import PRECISIONS, has_tf32, literal_precision, matmul_precision, precision_of
 
 
@@ -93,3 +95,41 @@ def test_a_cpu_stays_at_fp32_and_other_dtypes_never_change() -> None:
     assert matmul_precision(torch.float64, "cuda") == "fp64"
     assert matmul_precision(torch.int64, "cuda") is None
     assert not has_tf32(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "architecture", "expected"),
+    [
+        ((7, 5), None, "", False),  # Turing
+        ((8, 0), None, "", True),  # Ampere
+        ((8, 9), None, "", True),
+        ((10, 0), None, "", True),
+        ((9, 4), "6.4", "gfx942:sramecc+:xnack-", True),  # MI300X
+        ((9, 5), "7.0", "gfx950:sramecc+:xnack-", False),  # MI355X has none again
+        ((9, 0), "6.4", "gfx90a:sramecc+:xnack-", False),  # MI250X, whatever its number
+    ],
+)
+def test_the_part_says_whether_it_has_tf32_units(
+    capability: tuple[int, int], hip: str | None, architecture: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = SimpleNamespace(major=capability[0], minor=capability[1], gcnArchName=architecture)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: part)
+    precision._device_has_tf32.cache_clear()
+    try:
+        assert has_tf32(torch.device("cuda")) is has_tf32(torch.device("cuda:1")) is expected
+        assert precision.current_device_has_tf32() is expected
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        if hip is None:
+            assert matmul_precision(torch.float32, "cuda") == ("tf32" if expected else "fp32")
+    finally:
+        precision._device_has_tf32.cache_clear()
+
+
+def test_without_a_cuda_device_no_part_has_tf32_units_and_a_fake_one_is_taken_to_have_them() -> None:
+    assert not has_tf32(torch.device("cuda:0")) or torch.cuda.is_available()
+    assert not has_tf32(torch.device("mps"))
+    if not torch.cuda.is_available():
+        assert precision.current_device_has_tf32()

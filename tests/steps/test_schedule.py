@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -89,6 +90,28 @@ def test_the_first_step_of_a_run_is_not_taken_for_the_cost_of_counting() -> None
         schedule.add_counted(seconds, is_new=True, has_compiled=False)
         schedule.add_uncounted(0.1)
     assert schedule.spent_s == pytest.approx(0.4)
+
+
+def test_counting_that_costs_nothing_is_drawn_every_second_step_and_never_for_certain() -> None:
+    counted = simulate(CountSchedule(max_overhead=0.002, seed=5), 4000, step_s=0.1, counted_s=0.1)
+    # Before the first measured count a guess holds: three typical steps, earned in 0.3 s / 0.002 = 1500 steps.
+    assert counted[1] >= 1500
+    assert 0.45 < len(counted[1:]) / (4000 - counted[1]) < 0.55
+    assert sum(b - a > 1 for a, b in itertools.pairwise(counted)) > 100
+
+
+@pytest.mark.parametrize(("now_s", "is_wanted"), [(1000.0, False), (1034.9, False), (1035.1, True)])
+def test_a_kind_of_step_that_is_new_late_in_a_run_is_counted_once_the_budget_has_earned_it(
+    now_s: float, is_wanted: bool
+) -> None:
+    schedule, start_s = CountSchedule(max_overhead=0.10), 1000.0
+    for _ in range(FREE_SIGNATURES):
+        assert schedule.wants_count(is_known=False, is_provisional=False, now_s=start_s)
+        schedule.add_counted(0.5375, is_new=True, has_compiled=False)
+        schedule.add_uncounted(0.1)
+    # Seven counts (the first is a warm-up) of 0.4375 s beyond a typical step: 3.0625 s, and one more makes 3.5 s.
+    assert schedule.spent_s + schedule.cost_s == pytest.approx(3.5)
+    assert schedule.wants_count(is_known=False, is_provisional=False, now_s=now_s) is is_wanted
 
 
 def test_global_random_numbers_are_not_touched() -> None:
