@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types check wheel gpu-check compare faults soak fuzz bench bench-diagnosis bench-alerts env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
+.PHONY: help env demo test lint format types check wheel gpu-check compare faults soak fuzz bench bench-diagnosis bench-alerts mutants env-torch show-env test-torch test-newest test-newest-ci test-oldest versions clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench: $(STAMP) ## What watching costs, against the bare loop and other tools; w
 
 bench-alerts: $(STAMP) ## Injected slowdowns against the cause that the alert names
 	$(TEST_ENV) $(BIN)/python tests/benchmarks/alerts.py
+
+mutants: $(STAMP) ## Plant small faults and write docs/proof.md: which of them a test notices
+	$(TEST_ENV) $(BIN)/python tests/benchmarks/mutants.py $(MUTANTS_ARGS)
 
 env-torch: $(TORCH_ENV)/.installed ## Make the environment of TORCH=..., of LIGHTNING= and TRANSFORMERS= too
 
