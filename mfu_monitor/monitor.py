@@ -34,7 +34,7 @@ from mfu_monitor.readings import WindowReader, WindowReport
 from mfu_monitor.sinks.base import Event, Sink
 from mfu_monitor.sinks.behind import BehindSink
 from mfu_monitor.sinks.console import ConsoleSink
-from mfu_monitor.sinks.jsonl import JsonlSink
+from mfu_monitor.sinks.jsonl import JsonlSink, path_of_rank
 from mfu_monitor.sinks.notify import alert_sinks
 from mfu_monitor.sinks.tensorboard import TensorBoardSink
 from mfu_monitor.steps.step_counter import StepCounter, StepOutcome, WindowHeld
@@ -752,7 +752,7 @@ def _sinks_of(config: MonitorConfig, given: list[Sink]) -> list[Sink]:
     """The sinks that were given, and those that the options name; readings are written by one rank."""
     sinks = list(given)
     if not _is_rank_zero():
-        return [*sinks, JsonlSink(config.jsonl)] if config.jsonl is not None else sinks  # type: ignore[arg-type]
+        return [*sinks, JsonlSink(path_of_rank(config.jsonl, _rank()))] if config.jsonl is not None else sinks
     if config.jsonl is not None:
         sinks.append(JsonlSink(config.jsonl))  # type: ignore[arg-type]
     if config.tensorboard is not None:

@@ -20,7 +20,7 @@ from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.behind import WriteBehind
 from mfu_monitor.utilization import UtilizationReading
 
-__all__ = ["JSONL_SCHEMA_VERSION", "JsonlRun", "JsonlSink", "read_jsonl"]
+__all__ = ["JSONL_SCHEMA_VERSION", "JsonlRun", "JsonlSink", "is_of_other_rank", "path_of_rank", "read_jsonl"]
 
 _Made = TypeVar("_Made", bound=PlainTypes)
 
@@ -124,6 +124,24 @@ class _Lines:
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:
+    """Where a rank writes: rank 0 to the file itself, with the world's readings, the others beside it.
+
+    Example:
+        >>> path_of_rank("runs/mfu.jsonl", 3)
+        PosixPath('runs/mfu.rank3.jsonl')
+    """
+    target = Path(path)
+    is_special = target.exists() and not target.is_file()  # a pipe, a device
+    return target if rank == 0 or is_special else target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
+
+
+def is_of_other_rank(path: Path) -> bool:
+    """Whether another file beside this one holds the same run's readings of the world."""
+    stem, _, rank = path.stem.rpartition(".rank")
+    return bool(stem) and rank.isdigit() and path.with_name(stem + path.suffix).is_file()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

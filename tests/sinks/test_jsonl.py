@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mfu_monitor.counting.step_record import FlopTotals, OpRecord, Phase, StepRecord, UnsupportedOp
 from mfu_monitor.errors import ConfigurationError, MFUMonitorWarning
 from mfu_monitor.sinks import Event, JsonlSink, read_jsonl
+from mfu_monitor.sinks.jsonl import is_of_other_rank, path_of_rank
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -171,3 +172,18 @@ def test_any_event_survives_the_round_trip(
     event = Event(kind="alert", step=step, metrics=metrics, text=text, title=text)
     write(path, event)
     assert read_jsonl(path).events == (event,)
+
+
+def test_each_rank_has_a_file_of_its_own_and_the_world_is_in_rank_zeros(tmp_path: Path) -> None:
+    world = tmp_path / "mfu.jsonl"
+    third = path_of_rank(world, 3)
+    assert (path_of_rank(world, 0), third) == (world, tmp_path / "mfu.rank3.jsonl")
+    assert not is_of_other_rank(third)  # alone in its folder: it is all there is of the run
+    world.touch()
+    assert is_of_other_rank(third)
+    assert not is_of_other_rank(world)
+    assert not is_of_other_rank(tmp_path / "mfu.rankless.jsonl")
+
+
+def test_a_device_is_written_to_as_it_is() -> None:
+    assert path_of_rank("/dev/null", 2) == Path("/dev/null")

@@ -19,7 +19,7 @@ from mfu_monitor.logs.read import is_ours
 from mfu_monitor.metric_names import FLOPS_PER_STEP, MFU, OF_READING, STEP_TIME, THROUGHPUT_MONITOR, TOTAL_S
 from mfu_monitor.sinks.base import Event
 from mfu_monitor.sinks.console import printable
-from mfu_monitor.sinks.jsonl import JsonlRun, read_jsonl
+from mfu_monitor.sinks.jsonl import JsonlRun, is_of_other_rank, read_jsonl
 from mfu_monitor.timing.step_window import StepWindow
 from mfu_monitor.utilization import UtilizationReading
 
@@ -62,7 +62,8 @@ def read_runs(path: Path, model: Model | None = None) -> list[RunLog]:
             f"{str(path)!r} does not exist. Give the directory that the run logged to (it holds a .jsonl file of the "
             "monitor, or events.out.tfevents... files), or the .jsonl file itself."
         )
-    files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    found = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+    files = [file for file in found if file == path or not is_of_other_rank(file)]  # ranks of one run are one run
     ours = [file for file in files if is_ours(file)]
     logs, refused = _from_files(ours, path)
     if logs:
