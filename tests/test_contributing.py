@@ -45,6 +45,7 @@ HOLDS = {
     "how tokens and samples of a batch are found": "class BatchCounts",
     "what a window's time leaves out": "excluded",
     "what ranks send each other": "rank",
+    "which work and batches ranks share": "def find_shares",
     "the arithmetic of MFU and HFU": "def read_utilization",
     "the name of a metric": '"utilization/mfu"',
     "a device's peak": "h100-sxm5,",
