@@ -28,9 +28,18 @@ class Entry:
     bytes_accessed: int
     without_grad: bool = False
     """Ran with gradients off outside of backward: a teacher in training, the model itself in inference."""
+    is_mode_unsure: bool = False
+    """Whether gradients were on where the user called it cannot be seen."""
     calls: int = 1
     mark: int | None = None
     """Number of the fingerprint of what it took; None without one."""
+
+
+MODE_UNSURE = (
+    "a custom function or compiled graph ran products in {modules}, and whether gradients were off there (a teacher "
+    "under no_grad) or nothing asked for them (a frozen part of the model) cannot be seen, so they are in other_flops. "
+    "If all work without gradient is the model's own, count_no_grad_as_model=True makes this exact"
+)
 
 
 @dataclass(slots=True)
@@ -80,6 +89,8 @@ class Ledger:
             count_no_grad_as_model: in a training step, forwards without gradient are model work too.
             uncovered: parameters that no operator touched.
         """
+        if self.saw_backward and not count_no_grad_as_model:
+            self._settle_unsure_modes()
         merged: dict[Key, tuple[list[int], dict[str, int]]] = {}
         for entry in (*self.entries, *self.quiet.values()):
             phase = self._final_phase(entry, count_no_grad_as_model=count_no_grad_as_model)
@@ -102,6 +113,15 @@ class Ledger:
             incomplete=self.incomplete,
             is_provisional=self.is_first_of_pipeline,
         )
+
+    def _settle_unsure_modes(self) -> None:
+        unsure = [entry for entry in self.entries if entry.is_mode_unsure and entry.phase is Phase.FORWARD]
+        for entry in unsure:
+            entry.without_grad = True
+        if unsure:
+            names = sorted({entry.module_fqn or "the root module" for entry in unsure})
+            self.incomplete = True
+            self.note(MODE_UNSURE.format(modules=", ".join(names[:3]) + (" ..." if len(names) > 3 else "")))
 
     def model_marks(self, *, count_no_grad_as_model: bool) -> dict[Key, list[int | None]]:
         """Numbers of the fingerprints of all model work, by entry of the record."""

@@ -114,7 +114,7 @@ class StepObserver:
         self._hidden = HiddenWork(model, self._storages)
         self._running_node = unguarded(running_node)
         self._running_pass = unguarded(running_pass)
-        self._compiled = CompiledCounter(self.ledger, self._coverage.module_of)
+        self._compiled = CompiledCounter(self.ledger, self._coverage.module_of, model)
         self.compiled_graphs = CompiledGraphWatch(
             self._saw_compiled_run, self._saw_compiled_end, self._saw_unreadable_graph, self.failed
         )
@@ -260,7 +260,13 @@ class StepObserver:
             entry.phase = Phase.OTHER
         self._saw_product(entry, link, forward, call)
         if not in_backward:
-            self._grad_mode.await_outcome(site, entry, call.outputs)
+            self._note_grad_mode(site, entry, call.outputs)
+
+    def _note_grad_mode(self, site: CallSite, entry: Entry, outputs: Sequence[torch.Tensor]) -> None:
+        self._grad_mode.await_outcome(site, entry, outputs)
+        if site.in_compiled_call and site.function_forwards:
+            # A graph of AOT's that runs operator by operator: it has the grad mode of its call throughout.
+            entry.is_mode_unsure |= self._compiled.has_switches()
 
     def _place_of(self, modules: list[nn.Module], *, in_backward: bool) -> _Place:
         """Where the modules on the stack lie in the model; worked out once for each stack."""
@@ -331,10 +337,17 @@ class StepObserver:
         if is_opaque:
             return
         without_grad = not in_backward and not self._grad_mode.is_grad_on(site)
-        if without_grad and reads_gradients(inputs):
+        if not in_backward and not torch.is_grad_enabled() and reads_gradients(inputs):
             phase = Phase.OPTIMIZER  # compiled as a whole: no frame of the optimizer is on the stack
         root_gradients = self._compiled.root_gradients(site) if not is_backward else 0
-        run_site = RunSite(phase, module_fqn, without_grad, in_backward, root_gradients)
+        run_site = RunSite(
+            phase,
+            module_fqn,
+            without_grad,
+            in_backward,
+            root_gradients,
+            is_mode_unsure=without_grad and self._grad_mode.is_unsure,
+        )
         self._compiled.saw_run(graph, inputs, is_backward=is_backward, site=run_site)
 
     def _saw_compiled_end(self) -> None:

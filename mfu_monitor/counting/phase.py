@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from mfu_monitor.counting.ledger import Entry
 from mfu_monitor.counting.step_record import Phase
 from mfu_monitor.internals.autograd_state import is_custom_node, next_sequence_nr, running_node
 from mfu_monitor.internals.custom_forwards import context_of
+from mfu_monitor.internals.dynamo import compiled_call_grad_mode
 from mfu_monitor.internals.tensors import tensors_in
 
 __all__ = ["GradModeMemory", "phase_of"]
@@ -79,6 +81,8 @@ class GradModeMemory:
     def __init__(self) -> None:
         self._last_outside = True
         self._open: _OpenForward | None = None
+        self.is_unsure = False
+        """Whether the last answer was a guess: a compiled graph hides the grad mode that it was called in."""
 
     @property
     def awaits_outcome(self) -> bool:
@@ -101,19 +105,32 @@ class GradModeMemory:
 
     def await_outcome(self, site: CallSite, entry: Entry, outputs: Sequence[torch.Tensor]) -> None:
         """A product ran in a forward without context, whose inputs ask for gradients: its results will say."""
-        if not site.function_forwards or context_of(site.function_forwards[-1]) is not None:
+        if not site.function_forwards:
+            entry.is_mode_unsure = self.is_unsure
             return
-        if not _asks_for_gradients(site.function_forwards[-1]):
+        outermost = site.function_forwards[-1]
+        context = context_of(outermost)
+        if context is not None:
+            entry.is_mode_unsure = not (context.next_functions or any(context.needs_input_grad))
+            return
+        if not _asks_for_gradients(outermost):
+            entry.is_mode_unsure = True
             return
         if self._open is None:
             self._open = _OpenForward(next_sequence_nr())
             self._open.results.extend(weakref.ref(t) for t in outputs)
         self._open.entries.append(entry)
 
+    def _was_on_at_compiled_call(self) -> bool:
+        mode = compiled_call_grad_mode(sys._getframe())
+        self.is_unsure = mode is None
+        return bool(mode)
+
     def is_grad_on(self, site: CallSite) -> bool:
         """Grad mode at the outermost custom function on the stack, or now where there is none."""
+        self.is_unsure = False
         if not site.function_forwards:
-            self._last_outside = torch.is_grad_enabled()
+            self._last_outside = torch.is_grad_enabled() or (site.in_compiled_call and self._was_on_at_compiled_call())
             return self._last_outside
         outermost = context_of(site.function_forwards[-1])
         if outermost is None:

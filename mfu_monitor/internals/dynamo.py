@@ -7,14 +7,22 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 import torch
 
 from mfu_monitor.internals.facts import fact
 
-__all__ = ["compiled_frames", "indexing_by_tensors", "latest_recompile", "skipped_by_dynamo", "without_dynamo"]
+__all__ = [
+    "compiled_call_grad_mode",
+    "compiled_frame",
+    "compiled_frames",
+    "indexing_by_tensors",
+    "latest_recompile",
+    "skipped_by_dynamo",
+    "without_dynamo",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NOTHING: Mapping[str, Any] = {}
@@ -41,6 +49,34 @@ def compiled_frames() -> int:
     frames: int = counters.get("frames", _NOTHING).get("total", 0)
     graphs: int = counters.get("stats", _NOTHING).get("unique_graphs", 0)
     return frames + graphs
+
+
+_GRAPH_NAMES = "__compiled_fn"
+"""How the names begin by which dynamo's code calls its graphs; without such a frame more is in doubt, never less."""
+
+
+def compiled_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from here upwards that runs code of dynamo's, with the globals and names of the user's code;
+    None where no frame is known as such."""
+    while frame is not None and not any(name.startswith(_GRAPH_NAMES) for name in frame.f_code.co_names):
+        frame = frame.f_back
+    return frame
+
+
+def compiled_call_grad_mode(frame: FrameType | None) -> bool | None:
+    """Whether gradients were on where a compiled graph was called that needs none and so runs with them off.
+
+    AOT's wrapper keeps that in a local variable. None where AOT runs the graph and no frame has it; without AOT a graph
+    has the grad mode that its own code sets.
+    """
+    end, is_aots = compiled_frame(frame), False
+    while frame is not None and frame is not end:
+        mode = frame.f_locals.get("grad_enabled") if "grad_enabled" in frame.f_code.co_varnames else None
+        if isinstance(mode, bool):
+            return mode
+        is_aots |= "_functorch" in frame.f_code.co_filename
+        frame = frame.f_back
+    return None if is_aots else torch.is_grad_enabled()
 
 
 @fact("torch._dynamo.utils.get_compilation_metrics", lost="recompilations have no reason", decides=False)

@@ -37,6 +37,8 @@ class GradientPaths:
 
     without: frozenset[str]
     """Nodes of the forward graph that read something which asks for gradients, and that no gradient flows back to."""
+    unasked: frozenset[str]
+    """Nodes of the forward graph that read nothing which asks for gradients: frozen, or under ``no_grad``."""
     shared: frozenset[int]
     """Inputs that more products read than there are products in their gradient: some ran without, not known which."""
 
@@ -55,27 +57,35 @@ def gradient_paths(
     asks = {name for name, wants in zip(forward.placeholders, wants_gradient, strict=False) if wants}
     gets = {name for name, output in zip(forward.placeholders, backward.outputs, strict=False) if output is not None}
     denied = asks - gets
+    parts = {
+        name: (_readers(forward, name, products), _products_in(backward, position, products))
+        for position, name in enumerate(forward.placeholders)
+        if name in gets
+    }
+    # All products that read it are in its gradient: what else such a product reads was detached, and not its weight.
+    whole = {name for name, (readers, found) in parts.items() if readers == found}
     for node in forward.nodes.values():
         sources = {_through_views(forward, name) for name in node.inputs}
+        is_cut = node.name in products and not denied.isdisjoint(sources) and whole.isdisjoint(sources)
         if not asks.isdisjoint(node.inputs):
             asks.add(node.name)
-        if not gets.isdisjoint(node.inputs) and not (node.name in products and not denied.isdisjoint(sources)):
+        if not gets.isdisjoint(node.inputs) and not is_cut:
             gets.add(node.name)
     return GradientPaths(
         without=frozenset(asks - gets),
+        unasked=frozenset(forward.nodes) - asks,
         shared=frozenset(
             position
             for position, name in enumerate(forward.placeholders)
-            if name in gets
-            and (readers := _readers(forward, name, products)) > 1
-            and _products_in(backward, position, products) < readers
+            if name in parts and parts[name][0] > max(1, parts[name][1])
         ),
     )
 
 
 def _readers(graph: TextGraph, name: str, products: Collection[str]) -> int:
+    """How often products read it: one of a tensor with itself reads it twice, and has two parts in its gradient."""
     nodes = (node for node in graph.nodes.values() if node.name in products)
-    return sum(any(_through_views(graph, i) == name for i in _factors(node)) for node in nodes)
+    return sum(_through_views(graph, i) == name for node in nodes for i in _factors(node))
 
 
 def _factors(node: GraphNode) -> Sequence[str]:

@@ -4,14 +4,17 @@ phase from the call's surroundings, modules from the parameters a product reads.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from mfu_monitor.counting.compiled.agreement import GRADIENT_LOST, KEEPS_LITTLE, KernelCheck, has_tangents, keeps_little
 from mfu_monitor.counting.compiled.attention import Score
+from mfu_monitor.counting.compiled.grad_switches import GradSwitches
 from mfu_monitor.counting.compiled.gradients import gradient_paths
 from mfu_monitor.counting.compiled.graph import TextGraph
 from mfu_monitor.counting.compiled.modules import modules_of
@@ -22,6 +25,7 @@ from mfu_monitor.counting.step_record import Phase
 from mfu_monitor.errors import UncountedWorkWarning, warn
 from mfu_monitor.internals.autograd_state import running_pass
 from mfu_monitor.internals.dispatcher import without_dispatch_modes
+from mfu_monitor.internals.dynamo import compiled_frame
 
 __all__ = ["CompiledCounter", "RunSite", "reads_gradients"]
 
@@ -47,6 +51,8 @@ class RunSite:
     in_backward: bool
     root_gradients: int = 0
     """How many of the graph's first inputs are the gradients that compiled autograd's backward starts from."""
+    is_mode_unsure: bool = False
+    """Whether ``without_grad`` is a guess."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,8 @@ class _ForwardRun:
     """By input position."""
     products: list[tuple[CompiledProduct, Entry]]
     without_grad: bool
+    in_doubt: frozenset[str] | None
+    """Modules whose grad mode in the graph is not known; None for all."""
 
 
 class CompiledCounter:
@@ -69,9 +77,13 @@ class CompiledCounter:
     Args:
         ledger: where entries go.
         module_of_parameter: name of the module that owns a tensor, None for tensors that are not parameters.
+        model: whose modules those are; None without.
     """
 
-    def __init__(self, ledger: Ledger, module_of_parameter: Callable[[torch.Tensor], str | None]) -> None:
+    def __init__(
+        self, ledger: Ledger, module_of_parameter: Callable[[torch.Tensor], str | None], model: nn.Module | None = None
+    ) -> None:
+        self._switches = GradSwitches(model)
         self._ledger = ledger
         self._module_of_parameter = module_of_parameter
         self._forward_runs: list[_ForwardRun] = []
@@ -122,7 +134,13 @@ class CompiledCounter:
         if not is_backward:
             wants = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
             products = list(zip(run.products, entries, strict=True))
-            self._forward_runs.append(_ForwardRun(graph, owners, run.scores, nodes, wants, products, site.without_grad))
+            in_doubt = frozenset() if site.without_grad else self._modules_in_doubt()
+            if not any(wants):
+                for entry in entries:
+                    entry.is_mode_unsure |= _is_in_doubt(entry, in_doubt)
+            self._forward_runs.append(
+                _ForwardRun(graph, owners, run.scores, nodes, wants, products, site.without_grad, in_doubt)
+            )
         self._checks[-1:] = [KernelCheck(+run.library_flops, graph.is_all_library and not run.notes)]
 
     def saw_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -159,6 +177,7 @@ class CompiledCounter:
             is_shared = not paths.shared.isdisjoint(product.input_positions)
             if entry.phase is Phase.FORWARD and (product.name in paths.without or is_shared):
                 entry.without_grad = True
+            entry.is_mode_unsure = product.name in paths.unasked and _is_in_doubt(entry, forward.in_doubt)
 
     def _add_rest(self, run: CompiledRun, site: RunSite, *, is_backward: bool) -> None:
         phase = Phase.BACKWARD if is_backward else site.phase
@@ -169,6 +188,14 @@ class CompiledCounter:
         for note in run.notes:
             self._ledger.incomplete = True  # what a compiled graph does not say is never guessed and called exact
             self._ledger.note(note)
+
+    def has_switches(self) -> bool:
+        """Whether the compiled code that runs now may turn gradients on or off somewhere."""
+        return self._modules_in_doubt() != frozenset()
+
+    def _modules_in_doubt(self) -> frozenset[str] | None:
+        frame = compiled_frame(sys._getframe())
+        return None if frame is None else self._switches.modules_in_doubt(frame)
 
     def _owners(self, inputs: Sequence[Any]) -> dict[int, str]:
         named = ((i, self._module_of_parameter(x)) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor))
@@ -181,6 +208,10 @@ class CompiledCounter:
             if len(graph.placeholders) == len(backward.outputs) and _agree(graph, backward):
                 return self._forward_runs.pop(position)
         return None
+
+
+def _is_in_doubt(entry: Entry, in_doubt: frozenset[str] | None) -> bool:
+    return in_doubt is None or entry.module_fqn in in_doubt
 
 
 def _agree(forward: TextGraph, backward: TextGraph) -> bool:
@@ -211,4 +242,5 @@ def _entry(product: CompiledProduct, module_fqn: str, site: RunSite, is_backward
         cost=product.cost,
         bytes_accessed=product.bytes_accessed,
         without_grad=site.without_grad,
+        is_mode_unsure=site.is_mode_unsure,
     )
