@@ -118,6 +118,7 @@ class StepCounter:
         self._compiles_before = 0
         self._began_s = 0.0
         self._steps = 0
+        self._is_open = False
         self._batch_print: tuple[BatchPrint | None, bool] = (None, False)
         self._has_told_of_batches = False
 
@@ -153,7 +154,7 @@ class StepCounter:
 
     def begin(self, batch: Any, extra: Any) -> None:
         """A step begins: find what is known of its kind, and enter the counter if it is to be counted."""
-        self._signature, self._phases = _UNREADABLE, []
+        self._signature, self._phases, self._is_open = _UNREADABLE, [], True
         self._entry = self._find_entry(batch, extra) or self.ledger.entry(_UNREADABLE, BatchCounts(), is_blind=True)
         self._counts = self._entry.counts if self._tokens_function is None else self._own_counts(batch)
         if self._padding is not None:
@@ -259,6 +260,7 @@ class StepCounter:
         self._has_compiled |= has_compiled
         self._has_counted |= was_counted
         self._steps += 1
+        self._is_open = False
         return StepOutcome(excluded, record, is_recompile)
 
     def _excluded(self, was_counted: bool, has_compiled: bool) -> str | None:
@@ -267,7 +269,7 @@ class StepCounter:
         # With every step counted a window would be empty: it then holds the cost of counting, but for the first step.
         return "counted" if was_counted and not (self._every_step and self._has_counted) else None
 
-    def _leave(self, exc_info: Any) -> StepRecord | None:
+    def _leave(self, exc_info: Any, *, is_whole: bool = True) -> StepRecord | None:
         # Not guarded by the stage: the counter must be left even if counting was turned off meanwhile. It is forgotten
         # once it is left: Ctrl-C may strike before, and the step's abort leaves it then.
         record: StepRecord | None = None
@@ -276,7 +278,7 @@ class StepCounter:
             if (fault := getattr(self._counter, "fault", None)) is not None:
                 raise fault
             record = self._counter.record
-            self._offer(getattr(self._counter, "prints", None))
+            self._offer(getattr(self._counter, "prints", None) if is_whole else None)
         except Exception as error:  # nothing of ours may reach the training loop
             if must_pass(error):
                 raise
@@ -324,8 +326,11 @@ class StepCounter:
 
     def abort(self, exc_info: Any = _NO_EXCEPTION) -> None:
         """The step is not finished: nothing of it counts, and nothing of ours stays behind."""
+        # Another rank may finish it: the numbers by which ranks compare steps stay those of the steps.
+        self._steps += self._is_open
+        self._is_open = False
         if self._counter is not None:
-            self._leave(exc_info)
+            self._leave(exc_info, is_whole=False)
 
     def take_window(self) -> WindowHeld:
         """Close the window: what its steps held. Sums that are still on the device come with ``finished``."""
