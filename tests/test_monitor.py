@@ -482,7 +482,7 @@ class TestFailure:
             ("mfu_monitor.readings.read_utilization", "reading"),
             ("mfu_monitor.readings.metrics_of", "reading"),
             ("mfu_monitor.timing.pipeline.clock_for", "timing"),
-            ("mfu_monitor.timing.pipeline.RankExchange.join", "ranks"),
+            ("mfu_monitor.timing.pipeline.call_the_roll", "ranks"),
             ("mfu_monitor.hardware.resolve.resolve_peak", "peak"),
         ],
     )

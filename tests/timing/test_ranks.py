@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,16 @@ class TestStopAgreement:
 
 def test_backward_is_left_out_of_the_busy_time_only_where_every_rank_knows_it() -> None:
     # 10 steps: 2.0 s of which 1.0 s is backward, and 2.4 s of which 1.5 s is: busy for 1.0 s and 0.9 s.
-    known = world_fields([pack_window(window(elapsed_s=e, backward_s=b), 1e12) for e, b in ((2.0, 1.0), (2.4, 1.5))])
+    known = world_fields(_rows(((2.0, 1.0), (2.4, 1.5))))
     assert known["slowest_rank"] == 0
     assert known["rank_spread"] == pytest.approx((1.0 - 0.9) / 0.95)
-    some = world_fields([pack_window(window(elapsed_s=e, backward_s=b), 1e12) for e, b in ((2.0, 1.0), (2.4, None))])
+    some = world_fields(_rows(((2.0, 1.0), (2.4, None))))
     assert some["slowest_rank"] == 1
     assert some["rank_spread"] == pytest.approx((2.4 - 2.0) / 2.2)
+
+
+def _rows(seconds: Iterable[tuple[float, float | None]]) -> dict[int, list[int]]:
+    return {r: pack_window(window(elapsed_s=e, backward_s=b), 1e12) for r, (e, b) in enumerate(seconds)}
 
 
 def test_a_world_of_one_makes_no_group() -> None:
